@@ -1,0 +1,1 @@
+"""The gateway process: every decision, the listening ports, the arena."""

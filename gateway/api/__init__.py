@@ -1,0 +1,1 @@
+"""The edge: where gRPC, protobuf and HTTP end."""

@@ -1,0 +1,65 @@
+"""A request and its answer inside the gateway: what the edge hands to `gateway/flow.py` and gets back."""
+
+from typing import Any
+
+import msgspec
+
+from shared.errors import HeadraceError
+from shared.pipeline import RawInput
+from shared.results import Result
+
+
+class StageTimes(msgspec.Struct):
+    """Seconds that one request spent in each stage; of a request with many inputs, its slowest input.
+
+    Filled on the way, also when the request fails; the edge sends it as `server-timing` trailing metadata.
+    """
+
+    admit_s: float = 0.0
+    wait_s: float = 0.0
+    """For a slot and a free pool process."""
+    prepare_s: float = 0.0
+    batch_s: float = 0.0
+    """In the batcher and staged at the worker."""
+    copy_s: float = 0.0
+    run_s: float = 0.0
+    finish_s: float = 0.0
+    batch_rows: int = 0
+    version: str = ""
+
+    def server_timing(self) -> str:
+        """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""
+        return (
+            f"admit;dur={self.admit_s * 1e3:.3f}, wait;dur={self.wait_s * 1e3:.3f}, "
+            f"prepare;dur={self.prepare_s * 1e3:.3f}, batch;dur={self.batch_s * 1e3:.3f}, "
+            f"copy;dur={self.copy_s * 1e3:.3f}, run;dur={self.run_s * 1e3:.3f}, "
+            f'finish;dur={self.finish_s * 1e3:.3f}, rows;desc="{self.batch_rows}", version;desc="{self.version}"'
+        )
+
+
+class Request(msgspec.Struct):
+    """One admitted-or-not request, free of protobuf and gRPC."""
+
+    model: str
+    """Empty: the only served model."""
+    version: str
+    """Empty: the current one."""
+    request_id: str
+    """Never empty: the edge makes one when the caller sent none."""
+    inputs: list[RawInput]
+    options: dict[str, Any]
+    deadline_s: float
+    """Absolute, monotonic."""
+    arrived_s: float
+    nbytes: int
+    """Payload bytes of all inputs."""
+    partial_results: bool = False
+    times: StageTimes = msgspec.field(default_factory=StageTimes)
+
+
+class Answer(msgspec.Struct):
+    """What the flow returns. `results` has one entry per input, in order; errors only under `partial_results`."""
+
+    model: str
+    version: str
+    results: list[Result | HeadraceError]

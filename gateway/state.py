@@ -1,0 +1,38 @@
+"""What the server is able to do right now, as health, `/readyz` and `/debug` tell it."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+Phase = Literal["no_worker", "loading", "proving", "ready", "failed"]
+"""`proving`: loaded, but no real batch has come back through all processes yet."""
+
+
+class ModelState(msgspec.Struct):
+    """One served model version."""
+
+    name: str
+    version: str
+    phase: Phase
+    reason: str = ""
+    """Why it is not ready: one sentence, safe to show."""
+    precision: str = ""
+    memory_bytes: int = 0
+    load_s: float = 0.0
+
+
+class ServerState(Protocol):
+    """Implemented by the gateway's composition (`gateway/readiness.py`); read by the edge."""
+
+    def models(self) -> list[ModelState]:
+        """All served models."""
+
+    def not_ready_reason(self) -> str | None:
+        """None when every served model can answer a request now; otherwise one sentence."""
+
+    def debug(self) -> dict[str, Any]:
+        """Queue lengths, latency per stage, worker, pool and memory state: JSON-able."""
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on the event loop after every change of a model's phase or of draining."""

@@ -1,0 +1,1 @@
+"""What users import and type: the client and the command line."""

@@ -1,0 +1,1 @@
+"""The pool process: one job at a time, CPU only."""

@@ -1,0 +1,1 @@
+"""Public contracts and their committed stubs."""

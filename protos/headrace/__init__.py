@@ -1,0 +1,1 @@
+"""Headrace's own contracts."""

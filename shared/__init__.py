@@ -1,0 +1,1 @@
+"""What all processes agree on. Nothing here knows gRPC, protobuf or a particular process."""

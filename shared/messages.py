@@ -1,0 +1,283 @@
+"""All wire messages, grouped by direction. msgspec structs over MessagePack; nothing here is ever pickled.
+
+Each frame starts with the sender's *generation* (see `shared.transport`), so that a message of a process that was
+since replaced is dropped. Every job message carries an absolute `deadline_s` of the machine-wide monotonic clock and
+gets exactly one answer: its Done or its Failed message, or the death of the process that held it.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from shared.results import Result
+from shared.tensors import SlotRef, Tensor
+
+PROTOCOL_VERSION = 1
+"""Raised whenever a message changes; both sides refuse to talk across versions."""
+
+
+class _Message(msgspec.Struct, array_like=True, omit_defaults=True):
+    pass
+
+
+class Failure(_Message):
+    """A failure as data. `code` is a `shared.errors.Code`, `text` safe for callers, `stage` where it happened."""
+
+    code: str
+    text: str
+    stage: str
+
+
+# ------------------------------------------------------------------ gateway ⇄ worker, greeting (Unix stream socket)
+
+
+class Hello(_Message, tag="hello"):
+    """Worker → gateway, first and only message of the stream. The open stream itself is the sign of life."""
+
+    protocol_version: int
+    pid: int
+    worker: str
+    """Stable name, e.g. `worker-0`."""
+    device: str
+    """What torch calls it, e.g. `cpu` or `cuda:0`; plain words for backends without a device."""
+
+
+class Welcome(_Message, tag="welcome"):
+    """Gateway → worker, answer to Hello; the arena's descriptor rides along (SCM_RIGHTS)."""
+
+    protocol_version: int
+    generation: int
+    """Random 64-bit number of this gateway's life."""
+    endpoint: str
+    """ZeroMQ address (`ipc://…`) for the DEALER socket."""
+    identity: bytes
+    """The DEALER's routing id."""
+    arena_bytes: int
+
+
+class Refused(_Message, tag="refused"):
+    """Gateway → worker: no welcome, and why (wrong protocol version, name taken)."""
+
+    reason: str
+
+
+# ------------------------------------------------------------------ gateway → pool process
+
+
+class OpenPipeline(_Message, tag="open"):
+    """Build the pipeline of a model version, before its first job. Answered by PipelineOpened or PipelineRefused."""
+
+    model: int
+    """The gateway's number for (model name, version); used in all job messages."""
+    name: str
+    version: str
+
+
+class PrepareJob(_Message, tag="prepare"):
+    """Turn one raw input into the model's input tensors, written into `slots` (one per input spec, in order)."""
+
+    job: int
+    deadline_s: float
+    model: int
+    kind: str
+    """`image`, `text` or `tensors`: which field of the request the payload came from."""
+    payload: bytes | SlotRef
+    """Encoded image bytes or UTF-8 text; empty for kind `tensors`."""
+    options: bytes
+    """The pipeline's options struct, MessagePack."""
+    slots: list[SlotRef]
+    """Where to write each input tensor, in order; empty when they travel inline."""
+    tensors: list[Tensor] = []
+    """Kind `tensors` only."""
+
+
+class FinishJob(_Message, tag="finish"):
+    """Turn a row's output tensors into its result."""
+
+    job: int
+    deadline_s: float
+    model: int
+    options: bytes
+    context: bytes
+    """What `preprocess` returned for `postprocess` (e.g. the original size), MessagePack; opaque to the gateway."""
+    tensors: list[Tensor]
+
+
+class Stop(_Message, tag="stop"):
+    """Leave after the present job; exit code 0."""
+
+
+ToPool: TypeAlias = OpenPipeline | PrepareJob | FinishJob | Stop
+
+
+# ------------------------------------------------------------------ pool process → gateway
+
+
+class PoolReady(_Message, tag="ready"):
+    """The process is up and takes jobs."""
+
+    pid: int
+
+
+class PipelineOpened(_Message, tag="opened"):
+    """The pipeline can be used."""
+
+    model: int
+
+
+class PipelineRefused(_Message, tag="refused"):
+    """The pipeline can't be built; the model stays not ready and says why."""
+
+    model: int
+    failure: Failure
+
+
+class Prepared(_Message, tag="prepared"):
+    """PrepareJob's answer."""
+
+    job: int
+    tensors: list[Tensor]
+    context: bytes
+    elapsed_s: float
+
+
+class Finished(_Message, tag="finished"):
+    """FinishJob's answer: one result per row of the item."""
+
+    job: int
+    results: list[Result]
+    elapsed_s: float
+
+
+class JobFailed(_Message, tag="failed"):
+    """The other answer to PrepareJob and FinishJob."""
+
+    job: int
+    failure: Failure
+
+
+FromPool: TypeAlias = PoolReady | PipelineOpened | PipelineRefused | Prepared | Finished | JobFailed
+
+
+# ------------------------------------------------------------------ gateway → worker
+
+
+class LoadModel(_Message, tag="load"):
+    """Load and warm a version (at once when it is loaded already). Answered by ModelLoaded or ModelFailed."""
+
+    model: int
+    name: str
+    version: str
+
+
+class UnloadModel(_Message, tag="unload"):
+    """Forget a version; no answer."""
+
+    model: int
+
+
+class BatchItem(_Message):
+    """One item of a batch: `rows` rows that stay together."""
+
+    item: int
+    deadline_s: float
+    rows: int
+    tensors: list[Tensor]
+    """Input tensors, one per input spec of the pipeline, in order; first dimension `rows`."""
+    slots: list[SlotRef]
+    """Where to write each output tensor, in order; empty when outputs travel inline."""
+
+
+class RunBatch(_Message, tag="run"):
+    """Run these items as one forward pass. Answered by one BatchDone."""
+
+    batch: int
+    model: int
+    items: list[BatchItem]
+    padded_rows: int
+    """The allowed batch size that the rows are padded up to (where the device profits from it)."""
+
+
+class CancelItems(_Message, tag="cancel"):
+    """These items' callers have left: skip those that have not started. Each still gets its answer (`cancelled`)."""
+
+    items: list[int]
+
+
+ToWorker: TypeAlias = LoadModel | UnloadModel | RunBatch | CancelItems | Stop
+
+
+# ------------------------------------------------------------------ worker → gateway
+
+
+class WorkerReady(_Message, tag="ready"):
+    """First message on the DEALER socket: the worker takes LoadModel."""
+
+    pid: int
+
+
+class ModelLoaded(_Message, tag="loaded"):
+    """A version is loaded and every allowed batch size is warm."""
+
+    model: int
+    batch_s: list[tuple[int, float]]
+    """Measured seconds of one batch per allowed size (rows, seconds): seeds the cost model."""
+    memory_bytes: int
+    precision: str
+    """What runs: `fp16` or `fp32`."""
+    load_s: float
+    """Read, build, move and warm up, together."""
+
+
+class ModelFailed(_Message, tag="load_failed"):
+    """A version can't be loaded; the model is not ready and says why."""
+
+    model: int
+    failure: Failure
+
+
+class ItemAnswer(_Message):
+    """One item's answer: output tensors (one per output spec, in order), or a failure."""
+
+    item: int
+    tensors: list[Tensor] = []
+    failure: Failure | None = None
+
+
+class BatchDone(_Message, tag="done"):
+    """RunBatch's answer: exactly one ItemAnswer per item."""
+
+    batch: int
+    answers: list[ItemAnswer]
+    started_s: float
+    """When the worker took the batch up (monotonic)."""
+    copy_s: float
+    """Gather from slots and move to the device."""
+    run_s: float
+    """Forward and head, until the outputs are back on the host."""
+    rows_run: int
+    """Rows really computed (padding not counted)."""
+
+
+FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelFailed | BatchDone
+
+
+# ------------------------------------------------------------------ any child → supervisor (inherited pipe)
+
+
+class ProcessReady(_Message, tag="process_ready"):
+    """The process does its work now; `detail` is one line for people (e.g. the listening addresses)."""
+
+    process: str
+    detail: str
+
+
+class ProcessFailed(_Message, tag="process_failed"):
+    """The process can't start or must stop; it exits with `exit_code` next."""
+
+    process: str
+    exit_code: int
+    text: str
+
+
+ToSupervisor: TypeAlias = ProcessReady | ProcessFailed

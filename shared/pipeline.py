@@ -1,0 +1,136 @@
+"""The base class of all pipelines: what a model's inputs and outputs mean.
+
+A pipeline is one file with one class. Built-in ones live in `shared/pipelines/<name>.py` and are named by the file;
+a user's own is named `module:Class` in `model.yaml`, where `module` is a file in the model's folder or importable.
+"""
+
+import abc
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+
+from shared.errors import InvalidOption
+from shared.results import Result
+from shared.tensors import Array, Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["image", "text", "tensors"]
+"""Which field of a request's input a pipeline takes."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of a pipeline's request options: typed fields with defaults and both bounds (`msgspec.Meta(ge=, le=)`)."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of a pipeline's own settings: the `preprocessing:` block of `model.yaml`."""
+
+
+class RawInput(msgspec.Struct, frozen=True):
+    """One input as the caller sent it."""
+
+    kind: Kind
+    data: bytes | memoryview = b""
+    """Encoded image or UTF-8 text; may be a view of arena memory, valid until `preprocess` returns."""
+    tensors: tuple[Tensor, ...] = ()
+
+
+class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline declares; checked at every border."""
+
+    kind: Kind
+    inputs: tuple[TensorSpec, ...]
+    """What `preprocess` makes: the tensors that enter the worker."""
+    outputs: tuple[TensorSpec, ...]
+    """What leaves the worker, after `head`."""
+
+
+class Prepared(msgspec.Struct):
+    """What `preprocess` returns."""
+
+    tensors: list[Array]
+    """One per input spec, first dimension rows. An array that is one of the given `out` buffers costs no copy."""
+    context: dict[str, Any] = {}
+    """Small facts for `postprocess` (original size, …); must be MessagePack-able."""
+
+
+O = TypeVar("O", bound=Options)  # noqa: E741 - short on purpose, it shows in every signature of a pipeline
+
+
+class Pipeline(abc.ABC, Generic[O]):
+    """Base class. Hooks in call order, with the process that calls them:
+
+    1. `__init__(config, folder, labels)`  every process, once per model version; no torch, no heavy work
+    2. `spec`           every process; frozen facts
+    3. `options_type`   gateway: parses and bounds the request's options
+    4. `preprocess`     pool process, one item at a time
+    5. `normalise`      worker, whole batch, on the device (default: tensors as they are)
+    6. `head`           worker, whole batch, on the device, float32 (default: outputs as they are)
+    7. `postprocess`    pool process, or the gateway itself when `postprocess_is_trivial`
+    8. `example`        any process: a valid input for warm-up, probes and contract tests
+
+    Import torch only inside `normalise` and `head`: the gateway and the pool load this file without it.
+    """
+
+    options_type: ClassVar[type[Options]] = Options
+    config_type: ClassVar[type[Config]] = Config
+    postprocess_is_trivial: ClassVar[bool] = False
+    """True when `postprocess` takes microseconds (no NMS, no decoding): the gateway then runs it inline."""
+
+    def __init__(self, config: Config, folder: Path, labels: tuple[str, ...]) -> None:
+        """`folder` is the model's folder; `labels` the lines of the labels file, or empty."""
+        self.config = config
+        self.folder = folder
+        self.labels = labels
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> PipelineSpec:
+        """The frozen facts about inputs and outputs."""
+
+    @abc.abstractmethod
+    def preprocess(self, item: RawInput, options: O, out: list[Array]) -> Prepared:
+        """Turn one raw input into input tensors.
+
+        `out` holds one writable array of shape [1, *spec.shape] per input spec without free dimensions (arena memory
+        where the tensor is large): write into it and return it. Raises InvalidInput when the input can't be used.
+        """
+
+    def normalise(self, inputs: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+        """Batch of input tensors on the device → the network's positional arguments, in the worker."""
+        return tuple(inputs.values())
+
+    def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
+        """The network's outputs → one tensor per output spec, on the device, float32 where it matters."""
+        return outputs
+
+    @abc.abstractmethod
+    def postprocess(self, outputs: list[Array], context: dict[str, Any], options: O) -> list[Result]:
+        """Output arrays of one item (first dimension rows) → one result per row."""
+
+    @abc.abstractmethod
+    def example(self) -> RawInput:
+        """A small valid input."""
+
+    def parse_options(self, given: dict[str, Any]) -> O:
+        """The request's options as this pipeline's struct. Raises InvalidOption naming the field."""
+        try:
+            return msgspec.convert(given, self.options_type)  # type: ignore[return-value]  # options_type is O's class
+        except msgspec.ValidationError as error:
+            raise InvalidOption(_option_sentence(str(error), given, self.options_type)) from None
+
+
+def _option_sentence(text: str, given: dict[str, Any], options_type: type[Options]) -> str:
+    """Msgspec's message as one sentence that names the option, its value and what is allowed."""
+    known = ", ".join(field.name for field in msgspec.structs.fields(options_type)) or "none"
+    unknown = re.search(r"unknown field `(.+?)`", text)
+    if unknown:
+        return f"options.{unknown[1][:100]} is not an option of this model (its options: {known})"
+    where = re.search(r"`\$\.(.+?)`", text)
+    name = where[1] if where else "options"
+    reason = text.split(" - at ", maxsplit=1)[0].replace("`", "")
+    return f"options.{name} is {str(given.get(name))[:100]}: {reason[0].lower()}{reason[1:]}"

@@ -1,0 +1,1 @@
+"""Built-in pipelines, one file a task, loaded by name."""

@@ -1,0 +1,187 @@
+"""The server's settings: grouped by consumer, frozen, unit in every name. Used by all processes.
+
+How a value is found, and how a mistake is reported, is in `shared.settings_loader`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Bytes = Annotated[int, Field(gt=0)]
+Milliseconds = Annotated[int, Field(gt=0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LogSettings(_Group):
+    """Structured logs on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: console on a terminal, JSON lines otherwise."""
+
+
+class GatewaySettings(_Group):
+    """The process that listens."""
+
+    grpc_address: str = "127.0.0.1:8001"
+    """host:port of the gRPC services; port 0 takes a free one."""
+    http_address: str = "127.0.0.1:8000"
+    """host:port of health, metrics and debug; port 0 takes a free one."""
+    reflection: bool = True
+    """Lets grpcurl and other clients call without a .proto file."""
+    max_message_bytes: Bytes = 64 * 1024 * 1024
+    """Largest request message; larger ones are RESOURCE_EXHAUSTED."""
+    default_deadline_ms: Milliseconds = 10_000
+    """For calls without a gRPC deadline."""
+    max_deadline_ms: Milliseconds = 600_000
+    """A longer client deadline is cut to this."""
+    stream_in_flight: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Requests of one PredictStream worked on at a time."""
+    drain_ms: Milliseconds = 3_000
+    """After SIGTERM: how long requests in flight may finish."""
+
+
+class AdmissionSettings(_Group):
+    """What may be in the server at one time; beyond it calls are refused with RESOURCE_EXHAUSTED."""
+
+    max_requests: Annotated[int, Field(ge=1)] = 2048
+    max_rows: Annotated[int, Field(ge=1)] = 4096
+    max_bytes: Bytes = 256 * 1024 * 1024
+    """Payload bytes of all admitted requests together."""
+    max_inputs_per_request: Annotated[int, Field(ge=1)] = 256
+
+
+class ArenaSettings(_Group):
+    """Shared memory between the gateway, its pool and the workers."""
+
+    budget_bytes: Annotated[int, Field(ge=1024 * 1024)] = 256 * 1024 * 1024
+    """Allocated at start, in full; rounded up to a power of two."""
+    inline_bytes: Annotated[int, Field(ge=0)] = 16 * 1024
+    """Payloads up to this size travel inside the message."""
+
+
+class PoolSettings(_Group):
+    """The processes that decode, resize, tokenise and postprocess."""
+
+    processes: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Default: one per CPU core."""
+    job_limit_ms: Milliseconds = 5_000
+    """A job that takes longer loses its process."""
+    max_pixels: Annotated[int, Field(ge=1)] = 50_000_000
+    """Largest image, width × height, checked before decoding."""
+    memory_bytes: Annotated[int, Field(ge=256 * 1024 * 1024)] = 2 * 1024 * 1024 * 1024
+    """Address space of one process beyond what it has at start."""
+    recycle_jobs: Annotated[int, Field(ge=1)] = 100_000
+    """A process is replaced after this many jobs, so that a leak in a decoder stays small."""
+
+
+class BatchingSettings(_Group):
+    """Defaults for every model; `batching:` in model.yaml overrides them."""
+
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 32
+    max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0
+    """How long a row may wait for company while the worker could run it."""
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16, 32)
+    """Allowed batch sizes, each one warmed before ready; the last is max_rows."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "BatchingSettings":
+        if list(self.sizes) != sorted(set(self.sizes)) or not self.sizes or self.sizes[-1] != self.max_rows:
+            raise ValueError(
+                f"batching.sizes {list(self.sizes)} must rise and end with batching.max_rows ({self.max_rows})"
+            )
+        return self
+
+
+class WorkerSettings(_Group):
+    """The process that owns the device and the models."""
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """`auto`: cuda:0 where there is one, else cpu."""
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    """CPU threads of a forward pass; default: one per core."""
+    precision: Literal["auto", "fp16", "fp32"] = "auto"
+    """`auto`: FP16 autocast on CUDA, FP32 on a CPU."""
+    compile: bool = False
+    """torch.compile: longer start, faster forward where it works."""
+    hang_limit_ms: Milliseconds = 10_000
+    """A batch that takes longer than this and 3 × the slowest one so far loses its worker."""
+    return_limit_ms: Milliseconds = 20_000
+    """How long admitted requests wait for a lost worker to come back."""
+    staged_batches: Annotated[int, Field(ge=1, le=4)] = 2
+    """Batches outstanding per worker: one running, the rest staged."""
+
+
+class SupervisorSettings(_Group):
+    """`headrace serve`: restarts and stopping."""
+
+    backoff_first_ms: Milliseconds = 100
+    backoff_max_ms: Milliseconds = 10_000
+    stable_ms: Milliseconds = 10_000
+    """A process that lived this long starts again without delay."""
+    max_failures: Annotated[int, Field(ge=1)] = 10
+    """Failures in a row after which `headrace serve` gives up with exit code 70."""
+    stop_ms: Milliseconds = 5_000
+    """After Ctrl-C or SIGTERM: what still lives then is killed."""
+
+
+class Settings(BaseSettings):
+    """Everything. `headrace.yaml`, overridden by `HEADRACE_GROUP__NAME` environment variables."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_", env_nested_delimiter="__", frozen=True, extra="forbid", validate_default=True
+    )
+
+    repository: Path = Path("models")
+    """Folder of models, one folder each."""
+    models: tuple[str, ...] = ()
+    """Names to serve; empty: every model of the repository that has a version."""
+    runtime_dir: Path | None = None
+    """Private folder (0700) where the processes meet; default: `headrace` in $XDG_RUNTIME_DIR, else in the
+    temporary folder with the user's id."""
+    log: LogSettings = LogSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    arena: ArenaSettings = ArenaSettings()
+    pool: PoolSettings = PoolSettings()
+    batching: BatchingSettings = BatchingSettings()
+    worker: WorkerSettings = WorkerSettings()
+    supervisor: SupervisorSettings = SupervisorSettings()
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Settings":
+        _require_at_most(("batching.max_rows", self.batching.max_rows), ("admission.max_rows", self.admission.max_rows))
+        _require_at_most(
+            ("admission.max_inputs_per_request", self.admission.max_inputs_per_request),
+            ("admission.max_rows", self.admission.max_rows),
+        )
+        _require_at_most(
+            ("gateway.max_message_bytes", self.gateway.max_message_bytes),
+            ("admission.max_bytes", self.admission.max_bytes),
+        )
+        _require_at_most(
+            ("gateway.max_message_bytes", self.gateway.max_message_bytes),
+            ("arena.budget_bytes", self.arena.budget_bytes),
+        )
+        _require_at_most(
+            ("gateway.default_deadline_ms", self.gateway.default_deadline_ms),
+            ("gateway.max_deadline_ms", self.gateway.max_deadline_ms),
+        )
+        _require_at_most(("gateway.drain_ms", self.gateway.drain_ms), ("supervisor.stop_ms", self.supervisor.stop_ms))
+        _require_at_most(
+            ("supervisor.backoff_first_ms", self.supervisor.backoff_first_ms),
+            ("supervisor.backoff_max_ms", self.supervisor.backoff_max_ms),
+        )
+        if self.gateway.grpc_address == self.gateway.http_address and not self.gateway.grpc_address.endswith(":0"):
+            raise ValueError("gateway.grpc_address and gateway.http_address are the same")
+        return self
+
+
+def _require_at_most(small: tuple[str, int], large: tuple[str, int]) -> None:
+    if small[1] > large[1]:
+        raise ValueError(f"{small[0]} ({small[1]}) must not be above {large[0]} ({large[1]})")

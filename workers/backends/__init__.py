@@ -1,0 +1,1 @@
+"""How a version's weights run: one file a backend."""

@@ -1,0 +1,1 @@
+"""Network definitions of built-in models."""
