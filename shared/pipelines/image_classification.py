@@ -1,0 +1,158 @@
+"""Image classification: one encoded image in, the likeliest classes out.
+
+The pool decodes, resizes and crops to `uint8 [1, size, size, 3]` RGB, straight into the slot; the worker normalises
+on the device, and its head reduces the logits to the best k classes, so that only k numbers a row travel back.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from shared.errors import ExitCode, InvalidOption, StartupError
+from shared.image_example import gradient_png
+from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
+from shared.results import Classification, Label, Result
+from shared.tensors import Array, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Colour = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ImageClassificationConfig(Config, frozen=True):
+    """The `preprocessing:` block of a classifier's model.yaml."""
+
+    size: Annotated[int, msgspec.Meta(ge=1, le=2048)] = 224
+    """Height and width of the network's input, in pixels."""
+    crop_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.875
+    """The shorter side is resized to size / crop_fraction, and the centre of size × size is kept."""
+    mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
+    """Subtracted from red, green, blue; in units of 0..255."""
+    std: tuple[Positive, Positive, Positive] = (58.395, 57.12, 57.375)
+    """Divides what is left; in units of 0..255."""
+    background: tuple[Colour, Colour, Colour] = (255, 255, 255)
+    """Red, green, blue behind transparent pixels."""
+    max_top_k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
+    """Classes that leave the worker per row: the most that a request can ask for."""
+    classes: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    """Number of classes; needed only when the model has no labels file."""
+
+
+class ImageClassificationOptions(Options, frozen=True):
+    """What a request may say."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
+    """Classes to return, best first; a model with fewer classes returns all of them."""
+
+
+class ImageClassification(Pipeline[ImageClassificationOptions]):
+    """Decode → short side to size / crop_fraction → centre crop | normalise → network → softmax, top-k | labels."""
+
+    options_type = ImageClassificationOptions
+    config_type = ImageClassificationConfig
+    postprocess_is_trivial = True
+    config: ImageClassificationConfig
+
+    def __init__(self, config: Config, folder: Path, labels: tuple[str, ...]) -> None:
+        """Raises StartupError(MODEL_LOAD) when the number of classes is unknown or contradictory."""
+        super().__init__(config, folder, labels)
+        self.classes = _count_classes(self.config.classes, labels)
+        self._spec = _make_spec(self.config, self.classes)
+        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """`image` UINT8 [size, size, 3] → `scores` FP32 [k] and `classes` INT32 [k], best first."""
+        return self._spec
+
+    def parse_options(self, given: dict[str, Any]) -> ImageClassificationOptions:
+        """Refuses more classes than leave the worker. Raises InvalidOption."""
+        options = super().parse_options(given)
+        if "top_k" in given and options.top_k > self.config.max_top_k:
+            raise InvalidOption(
+                f"options.top_k is {options.top_k}: this model gives at most {self.config.max_top_k} "
+                "(preprocessing.max_top_k)"
+            )
+        return options
+
+    def preprocess(self, item: RawInput, options: ImageClassificationOptions, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
+        """Fill `out[0]`, uint8 [1, size, size, 3] in the arena, with the upright RGB crop. Raises InvalidInput."""
+        from shared import images  # noqa: PLC0415 - OpenCV: the gateway and the worker load this file without it
+
+        images.fill_crop(item.data, out[0][0], self.config.crop_fraction, self.config.background)
+        return Prepared(tensors=[out[0]])
+
+    def normalise(self, inputs: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+        """uint8 [n, size, size, 3] → float32 [n, 3, size, size] in channels_last order, on the same device."""
+        image = inputs["image"]
+        scale, shift = self._scale_and_shift(image)
+        # The bytes already lie in NHWC order, so the permuted view *is* channels_last and nothing is transposed.
+        return (image.permute(0, 3, 1, 2).float().mul_(scale).add_(shift),)
+
+    def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
+        """Logits [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
+        import torch  # noqa: PLC0415 - the worker only
+
+        logits = outputs[0].float()
+        if logits.ndim != 2 or logits.shape[1] != self.classes:
+            raise ValueError(f"the network gives {list(logits.shape[1:])} numbers a row, labels say {self.classes}")
+        best = torch.softmax(logits, dim=1).topk(self._spec.outputs[0].shape[0], dim=1)
+        return best.values, best.indices.int()
+
+    def postprocess(
+        self,
+        outputs: list[Array],
+        context: dict[str, Any],  # noqa: ARG002 - the hook's signature
+        options: ImageClassificationOptions,
+    ) -> list[Result]:
+        """One Classification per row, the first `top_k` classes."""
+        scores = outputs[0][:, : options.top_k].tolist()
+        classes = outputs[1][:, : options.top_k].tolist()
+        return [Classification(labels=self._labels_of(*row)) for row in zip(classes, scores, strict=True)]
+
+    def example(self) -> RawInput:
+        """A colour gradient, a little larger than the network's input, as PNG."""
+        return RawInput(kind="image", data=gradient_png(round(self.config.size / self.config.crop_fraction)))
+
+    def _labels_of(self, classes: list[int], scores: list[float]) -> list[Label]:
+        names = self.labels
+        return [
+            Label(index=index, name=names[index] if index < len(names) else "", score=score)
+            for index, score in zip(classes, scores, strict=True)
+        ]
+
+    def _scale_and_shift(self, image: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+        """Constants of `x * scale + shift`, kept per device: making them anew would wait for the device each time."""
+        import torch  # noqa: PLC0415 - the worker only
+
+        found = self._constants.get(image.device)
+        if found is None:
+            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)
+            both = torch.stack([1 / std, -mean / std]).to(image.device, torch.float32)
+            found = self._constants[image.device] = (both[0].view(1, 3, 1, 1), both[1].view(1, 3, 1, 1))
+        return found
+
+
+def _count_classes(configured: int | None, labels: tuple[str, ...]) -> int:
+    if configured is None and not labels:
+        raise StartupError(ExitCode.MODEL_LOAD, "the model has no labels file: set preprocessing.classes")
+    if configured is not None and labels and configured != len(labels):
+        raise StartupError(
+            ExitCode.MODEL_LOAD, f"preprocessing.classes is {configured}, but the labels file has {len(labels)} lines"
+        )
+    return configured or len(labels)
+
+
+def _make_spec(config: ImageClassificationConfig, classes: int) -> PipelineSpec:
+    k = min(config.max_top_k, classes)
+    return PipelineSpec(
+        kind="image",
+        inputs=(TensorSpec(name="image", datatype="UINT8", shape=(config.size, config.size, 3)),),
+        outputs=(
+            TensorSpec(name="scores", datatype="FP32", shape=(k,)),
+            TensorSpec(name="classes", datatype="INT32", shape=(k,), maximum=classes),
+        ),
+    )
