@@ -1,0 +1,144 @@
+# Headrace: every command a developer needs. `make help` lists them.
+#
+# Needs Python 3.11 or newer with venv and pip, and make. Everything else goes into .venv, which is filled again only
+# when pyproject.toml or constraints.txt change. Another interpreter: `make run PYTHON=python3.13`.
+# More arguments for the server: `make run SERVE='--config my.yaml'`.
+
+PYTHON ?= python3
+MODEL ?= efficientnet-lite0
+SERVE ?=
+TESTS ?= tests
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PROTOS := $(wildcard protos/*/*/*.proto)
+# The package under protos/ (not the file) is the unit: all stubs of all .proto files are made in one call.
+PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m grpc_tools.protoc -I.
+PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+# Runs a server in its own foreground process group, so that Ctrl-C ends it in order and make passes its exit code on.
+FOREGROUND := exec $(PY) deploy/foreground.py
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+##@ Use
+
+.PHONY: run
+run: $(VENV)/.runtime ## Install, fetch the default model and serve it; Ctrl-C stops
+	@$(BIN)/headrace models fetch $(MODEL)
+	@$(FOREGROUND) $(BIN)/headrace serve $(SERVE)
+
+.PHONY: demo
+demo: $(VENV)/.runtime ## Start everything, classify real photos, print a table, stop
+	@$(BIN)/headrace models fetch $(MODEL)
+	@$(FOREGROUND) $(PY) -m headrace.demo
+
+.PHONY: run-gateway
+run-gateway: $(VENV)/.runtime ## Only the gateway and its preprocess pool, without torch in the process
+	@$(FOREGROUND) $(PY) -m gateway $(SERVE)
+
+.PHONY: run-worker
+run-worker: $(VENV)/.runtime ## Only one worker; before or after the gateway, on a CUDA machine or a CPU
+	@$(BIN)/headrace models fetch $(MODEL)
+	@$(FOREGROUND) $(PY) -m workers $(SERVE)
+
+##@ Check
+
+.PHONY: test
+test: $(VENV)/.dev ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
+	@$(BIN)/headrace models fetch $(MODEL)
+	@$(PY) -m pytest $(TESTS)
+
+.PHONY: test-unit
+test-unit: $(VENV)/.dev ## Only the unit and architecture tests: seconds, no model, no network
+	@$(PY) -m pytest tests/unit tests/architecture
+
+.PHONY: coverage
+coverage: $(VENV)/.dev ## Unit and integration tests with a coverage report
+	@$(PY) -m pytest --cov --cov-report=term-missing:skip-covered tests/unit tests/integration
+
+.PHONY: check
+check: check-format check-lint check-types check-imports check-proto ## Format, lint, types, import contracts, stubs up to date
+
+.PHONY: check-format check-lint check-types check-imports check-proto
+check-format: $(VENV)/.dev
+	@echo "format"
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'" >&2; exit 1; }
+
+check-lint: $(VENV)/.dev
+	@echo "lint"
+	@$(BIN)/ruff check --quiet .
+
+check-types: $(VENV)/.dev
+	@echo "types"
+	@$(BIN)/mypy --no-error-summary
+
+check-imports: $(VENV)/.dev
+	@echo "imports"
+	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+check-proto: $(VENV)/.dev
+	@echo "stubs"
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT \
+	&& $(PROTOC) --python_out="$$fresh" --grpc_python_out="$$fresh" --mypy_out=quiet:"$$fresh" --mypy_grpc_out=quiet:"$$fresh" $(PROTOS) \
+	&& cd "$$fresh" && find . -type f | while read -r stub; do \
+		cmp -s "$$stub" "$(CURDIR)/$$stub" || { echo "$$stub is not what its .proto says: run 'make proto'" >&2; exit 1; }; \
+	done
+
+.PHONY: format
+format: $(VENV)/.dev ## Format and repair what ruff can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+##@ Build and measure
+
+.PHONY: proto
+proto: $(VENV)/.dev ## Make the committed stubs from the .proto files
+	@$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
+
+.PHONY: stubs
+stubs: $(VENV)/.dev ## A wheel in dist/ with only the stubs and the client, for other services
+	@$(PY) deploy/client/build.py
+
+.PHONY: bench
+bench: $(VENV)/.dev ## Measure the server beside the bare loop and plain gRPC (about 5 minutes)
+	@$(BIN)/headrace models fetch $(MODEL)
+	@$(PY) bench/foundation.py
+
+.PHONY: venv
+venv: $(VENV)/.dev ## Only install everything into .venv
+
+.PHONY: clean
+clean: ## Remove what was built; keeps .venv, models and photos
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage *.egg-info
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: clean-all
+clean-all: clean ## Remove .venv and everything fetched, too
+	@rm -rf $(VENV) .cache models/*/versions models/*/traffic.json
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } \
+	/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ---------------------------------------------------------------- installing, only when something changed
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "Headrace needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing what the server needs (once; torch is large)"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing what the tests and checks need (once)"
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
