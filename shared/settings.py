@@ -4,10 +4,10 @@ How a value is found, and how a mistake is reported, is in `shared.settings_load
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 Bytes = Annotated[int, Field(gt=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
@@ -87,7 +87,13 @@ class BatchingSettings(_Group):
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0
     """How long a row may wait for company while the worker could run it."""
     sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16, 32)
-    """Allowed batch sizes, each one warmed before ready; the last is max_rows."""
+    """Allowed batch sizes, each one warmed before ready; the last is max_rows. Given only one of the two, the other
+    follows: powers of two up to max_rows, or the last of sizes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, given: Any) -> Any:  # noqa: ANN401 - whatever was given, still unchecked
+        return derive_sizes(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _agree(self) -> "BatchingSettings":
@@ -96,6 +102,20 @@ class BatchingSettings(_Group):
                 f"batching.sizes {list(self.sizes)} must rise and end with batching.max_rows ({self.max_rows})"
             )
         return self
+
+
+def derive_sizes(given: dict[str, Any]) -> dict[str, Any]:
+    """Fill in `sizes` from `max_rows`, or `max_rows` from `sizes`, when only one is given and usable as it is."""
+    rows, sizes = given.get("max_rows"), given.get("sizes")
+    try:
+        if sizes is None and rows is not None:
+            last = int(rows)
+            return {**given, "sizes": [*(1 << n for n in range(max(last, 1).bit_length()) if 1 << n < last), last]}
+        if rows is None and isinstance(sizes, list | tuple) and sizes:
+            return {**given, "max_rows": int(sizes[-1])}
+    except (TypeError, ValueError):
+        pass  # not numbers: the field's own check tells it
+    return given
 
 
 class WorkerSettings(_Group):
@@ -152,6 +172,18 @@ class Settings(BaseSettings):
     batching: BatchingSettings = BatchingSettings()
     worker: WorkerSettings = WorkerSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic-settings passes them by keyword
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the loader passes in: it reads file and environment itself, to tell where each value came from."""
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
