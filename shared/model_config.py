@@ -1,0 +1,73 @@
+"""model.yaml: what a model is, written by people next to their code. Used through `shared.repository`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared import strict_yaml
+from shared.errors import ExitCode, StartupError
+from shared.mistakes import first_of, sentences, stray_booleans, unknown_keys
+from shared.strict_yaml import YamlError
+
+CONFIG_FILE = "model.yaml"
+_PLAIN_FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
+
+
+class RepositoryError(StartupError):
+    """The repository, or one version of a model in it, can't be used. Names the file, from the model's name on."""
+
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.MODEL_LOAD) -> None:
+        super().__init__(exit_code, text)
+
+
+class BatchingOverride(BaseModel):
+    """`batching:` of model.yaml: what is given replaces the server's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_rows: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+
+
+class ModelConfig(BaseModel):
+    """model.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pipeline: Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=200)]
+    """A built-in pipeline by name, or the user's own as `module:Class`."""
+    backend: Literal["torch", "simulated"] = "torch"
+    network: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)] | None = None
+    """Backend torch: `module:factory`, a callable that returns the `nn.Module`; in the model's folder or importable."""
+    preprocessing: dict[str, Any] = {}
+    """The pipeline's own settings; checked by the pipeline's `config_type`."""
+    labels: Annotated[str, Field(pattern=_PLAIN_FILE)] | None = None
+    """A text file, one label a line: in the version's folder, else in the model's folder."""
+    batching: BatchingOverride = BatchingOverride()
+    precision: Literal["auto", "fp16", "fp32"] = "auto"
+    """`auto`: what `worker.precision` says."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "ModelConfig":
+        if self.backend == "torch" and self.network is None:
+            raise ValueError("network is required when backend is torch: a `module:factory`")
+        if self.backend != "torch" and self.network is not None:
+            raise ValueError(f"network is given, but backend {self.backend} runs none: remove one of the two")
+        return self
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read and check a model's model.yaml. Raises RepositoryError(BAD_SETTINGS) with file, line and nearest key."""
+    try:
+        document = strict_yaml.read(folder / CONFIG_FILE, f"{folder.name}/{CONFIG_FILE}")
+    except YamlError as error:
+        raise RepositoryError(error.text, ExitCode.BAD_SETTINGS) from None
+    found = [*unknown_keys(document, ModelConfig), *stray_booleans(document, ModelConfig)]
+    if not found:
+        try:
+            return ModelConfig(**{key: value for key, value in document.data.items() if value is not None})
+        except ValidationError as error:
+            found = sentences(error, document.where)
+    raise RepositoryError(first_of(found), ExitCode.BAD_SETTINGS)
