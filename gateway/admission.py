@@ -13,13 +13,14 @@ from shared.settings import AdmissionSettings
 RETRY_FLOOR_S = 0.010
 RETRY_CEILING_S = 2.0
 FIRST_GUESS_S = 0.1
-"""Retry delay before any release was seen."""
+"""Retry delay before any release was measured."""
 DRAINING_RETRY_MS = 1000
 """About the time in which a replacement comes up; another server can be asked at once."""
 WINDOW_S = 0.1
 """Releases are counted over windows of at least this length."""
 NEWEST_WINDOW = 0.3
-"""Weight of the newest window in the release rate."""
+"""Weight of the newest window when the release rate falls; when it rises, the newest window counts alone, since a quiet
+time says nothing about what the server can do."""
 
 
 class Permit:
@@ -48,9 +49,13 @@ class Permit:
 
 
 class _Amount:
-    """One limited quantity: its limit, what is in flight, and how fast it is given back."""
+    """One limited quantity: its limit, what is in flight, and how fast it is given back.
 
-    __slots__ = ("in_flight", "limit", "rate", "released", "setting", "word")
+    `released` counts since the last window, `rate` is per second, `promised` is what refused callers were told to
+    come back for and was not released since.
+    """
+
+    __slots__ = ("in_flight", "limit", "promised", "rate", "released", "setting", "word")
 
     def __init__(self, limit: int, setting: str, word: str) -> None:
         self.limit = limit
@@ -59,34 +64,48 @@ class _Amount:
         self.in_flight = 0
         self.released = 0
         self.rate = 0.0
+        self.promised = 0.0
+
+    def close_window(self, elapsed_s: float) -> None:
+        newest = self.released / elapsed_s
+        self.rate = max(newest, self.rate + (newest - self.rate) * NEWEST_WINDOW)
+        self.promised = max(0.0, self.promised - self.released)
+
+    def delay_s(self, wanted: int) -> float:
+        """How long until there is room: behind all who were refused before, so that they don't come back at once."""
+        missing = self.in_flight + wanted - self.limit
+        if self.rate * RETRY_CEILING_S <= self.promised + missing:
+            return RETRY_CEILING_S
+        delay_s = (self.promised + missing) / self.rate
+        self.promised += wanted
+        return max(delay_s, RETRY_FLOOR_S)
 
 
 class Admission:
     """Counts what is in flight against `admission.*` and refuses the rest at once. One thread, the gateway's loop."""
 
-    __slots__ = ("_bytes", "_counted", "_open", "_promised_s", "_requests", "_rows", "_window_s")
+    __slots__ = ("_bytes", "_measured", "_open", "_requests", "_rows", "_window_s")
 
     def __init__(self, limits: AdmissionSettings) -> None:
         self._requests = _Amount(limits.max_requests, "admission.max_requests", "requests")
         self._rows = _Amount(limits.max_rows, "admission.max_rows", "rows")
         self._bytes = _Amount(limits.max_bytes, "admission.max_bytes", "payload bytes")
         self._open = True
-        self._counted = False
-        self._window_s = 0.0
-        self._promised_s = 0.0
+        self._measured = False
+        self._window_s = float("-inf")
 
     @property
-    def requests(self) -> int:
+    def in_flight_requests(self) -> int:
         """Requests in flight."""
         return self._requests.in_flight
 
     @property
-    def rows(self) -> int:
+    def in_flight_rows(self) -> int:
         """Rows in flight."""
         return self._rows.in_flight
 
     @property
-    def nbytes(self) -> int:
+    def in_flight_bytes(self) -> int:
         """Payload bytes in flight."""
         return self._bytes.in_flight
 
@@ -117,11 +136,11 @@ class Admission:
         if now_s - self._window_s >= WINDOW_S:
             self._close_window(now_s)
         if requests.in_flight >= requests.limit:
-            self._refuse(requests, 1, now_s)
+            self._refuse(requests, 1)
         if all_rows.in_flight + rows > all_rows.limit:
-            self._refuse(all_rows, rows, now_s)
+            self._refuse(all_rows, rows)
         if all_bytes.in_flight + nbytes > all_bytes.limit:
-            self._refuse(all_bytes, nbytes, now_s)
+            self._refuse(all_bytes, nbytes)
         requests.in_flight += 1
         all_rows.in_flight += rows
         all_bytes.in_flight += nbytes
@@ -137,21 +156,14 @@ class Admission:
         elapsed_s = now_s - self._window_s
         self._window_s = now_s
         busy = self._requests.in_flight > 0
+        self._measured = self._measured or (busy and self._requests.released > 0)
         for amount in (self._requests, self._rows, self._bytes):
-            if busy:
-                newest = amount.released / elapsed_s
-                amount.rate += (newest - amount.rate) * (NEWEST_WINDOW if self._counted else 1.0)
+            if busy and self._measured:
+                amount.close_window(elapsed_s)
             amount.released = 0
-        self._counted = self._counted or busy
 
-    def _refuse(self, amount: _Amount, wanted: int, now_s: float) -> NoReturn:
-        """Each refused caller is sent behind those refused before, so that they don't all come back at once."""
-        missing = amount.in_flight + wanted - amount.limit
-        wait_s = FIRST_GUESS_S
-        if self._counted:
-            wait_s = missing / amount.rate if amount.rate > 0 else RETRY_CEILING_S
-        self._promised_s = min(max(self._promised_s, now_s) + wait_s, now_s + RETRY_CEILING_S)
-        delay_s = max(self._promised_s - now_s, RETRY_FLOOR_S)
+    def _refuse(self, amount: _Amount, wanted: int) -> NoReturn:
+        delay_s = amount.delay_s(wanted) if self._measured else FIRST_GUESS_S
         raise Overloaded(
             f"the server is at its limit of {amount.limit} {amount.word} at one time ({amount.setting})",
             retry_after_ms=round(delay_s * 1000),
@@ -160,8 +172,8 @@ class Admission:
     def __repr__(self) -> str:
         doors = "" if self._open else ", closed"
         return (
-            f"<Admission {self.requests}/{self._requests.limit} requests, {self.rows}/{self._rows.limit} rows, "
-            f"{self.nbytes}/{self._bytes.limit} bytes{doors}>"
+            f"<Admission {self.in_flight_requests}/{self._requests.limit} requests, "
+            f"{self.in_flight_rows}/{self._rows.limit} rows, {self.in_flight_bytes}/{self._bytes.limit} bytes{doors}>"
         )
 
 

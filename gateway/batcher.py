@@ -27,7 +27,10 @@ SPARE_ENTRIES = 64
 
 
 class QueuedItem(msgspec.Struct, eq=False, gc=False):
-    """One item that waits for company. May be added again (a second try) once it has left the batcher."""
+    """One item that waits for company. May be added again (a second try) once it has left the batcher.
+
+    Nothing in it may be changed while it waits.
+    """
 
     item: int
     """Unique among waiting items."""
