@@ -1,0 +1,159 @@
+"""The private folder (0700) where the processes of one server meet. Used by gateway, workers and supervisor.
+
+It holds the gateway's greeting socket, one lock file per role that may exist once, and one folder per gateway life
+for its ZeroMQ sockets. Nothing in it outlives a clean stop, and what a killed gateway left is swept by the next one.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from shared.errors import ExitCode, StartupError
+
+_LONGEST_INSIDE = 40
+"""Bytes of the longest socket path below the folder: `/gateway-<16 hex digits>/` and a name of up to 14."""
+_LONGEST_SOCKET_PATH = 107
+"""The kernel's limit for a Unix socket's path."""
+
+
+class Lock:
+    """A role taken for this process's life; made by `RuntimeDir.lock`."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the role up and remove the file. Idempotent; the kernel does the first half when the process dies."""
+        if self._fd >= 0:
+            # Removed while still held: whoever waits for this file finds that it is no longer the one at the path.
+            self.path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RuntimeDir:
+    """The folder, as one process uses it. `close` (also at interpreter exit) removes what this process put there."""
+
+    def __init__(self, path: Path) -> None:
+        """Use `open`."""
+        self.path = path
+        self._locks: list[Lock] = []
+        self._private: set[Path] = set()
+
+    @classmethod
+    def open(cls, configured: Path | None) -> Self:
+        """Create the folder, or check the one that is there.
+
+        Raises StartupError (BAD_SETTINGS) when it is not a folder, belongs to someone else, lets others in, or has a
+        path too long for a Unix socket.
+        """
+        path = _default() if configured is None else configured.absolute()
+        if len(os.fsencode(path)) + _LONGEST_INSIDE > _LONGEST_SOCKET_PATH:
+            limit = _LONGEST_SOCKET_PATH - _LONGEST_INSIDE
+            raise _refused(path, f"has a path of over {limit} bytes, too long for a Unix socket")
+        _make(path)
+        found = cls(path)
+        atexit.register(found.close)
+        return found
+
+    def lock(self, name: str) -> Lock:
+        """Take the role `name` until this process ends. Raises StartupError (IN_USE) that names the holder's pid."""
+        path = self.path / f"{name}.lock"
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileNotFoundError:  # the last process that left has just removed the folder
+                _make(self.path)
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+                os.close(fd)
+                raise StartupError(
+                    ExitCode.IN_USE, f"{name} already runs in {self.path} (pid {holder}); stop it, or set runtime_dir"
+                ) from None
+            if _is_at(path, fd):
+                break
+            os.close(fd)  # its holder removed it between our open and our lock
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        lock = Lock(path, fd)
+        self._locks.append(lock)
+        return lock
+
+    def gateway_socket(self) -> Path:
+        """Where workers find the gateway, whichever life of it."""
+        return self.path / "gateway.sock"
+
+    def private(self, generation: int) -> Path:
+        """A new folder (0700) for the ZeroMQ sockets of one gateway life."""
+        path = self.path / f"gateway-{generation:016x}"
+        path.mkdir(0o700)
+        self._private.add(path)
+        return path
+
+    def sweep(self) -> None:
+        """Remove what dead gateways left. Only for the holder of the gateway's lock: then all others are dead."""
+        for path in self.path.glob("gateway-*"):
+            if path not in self._private:
+                _remove(path)
+        self.gateway_socket().unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove this process's folders and locks, and the folder itself when it was the last. Idempotent."""
+        for path in self._private:
+            _remove(path)
+        self._private.clear()
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+        with contextlib.suppress(OSError):  # others still live in it
+            self.path.rmdir()
+
+
+def _default() -> Path:
+    user = os.environ.get("XDG_RUNTIME_DIR")
+    if user and Path(user).is_dir():
+        return Path(user).absolute() / "headrace"
+    return Path(tempfile.gettempdir()).absolute() / f"headrace-{os.getuid()}"
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise _refused(path, f"can't be created ({error.strerror})") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _refused(path, "is a link or file, not a folder")
+    if found.st_uid != os.getuid():
+        raise _refused(path, f"belongs to user {found.st_uid}, not to {os.getuid()}")
+    if found.st_mode & 0o077:
+        raise _refused(path, f"has mode {stat.S_IMODE(found.st_mode):04o}, so others can enter; chmod 0700 it")
+
+
+def _refused(path: Path, why: str) -> StartupError:
+    return StartupError(ExitCode.BAD_SETTINGS, f"runtime_dir {path} {why}")
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    # Sockets only, one level; a file that ZeroMQ removes at the same moment is as good as removed.
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            entry.unlink(missing_ok=True)
+        path.rmdir()
