@@ -80,7 +80,9 @@ class StopSignal:
     def wait(self, timeout_s: float) -> bool:
         """Sleep for `timeout_s` seconds or until a signal; returns `requested`."""
         if not self.requested:
-            select.select([self._fd], [], [], timeout_s)
+            poller = select.poll()
+            poller.register(self._fd, select.POLLIN)
+            poller.poll(max(0.0, timeout_s) * 1000)
         return self.requested
 
     def close(self) -> None:
