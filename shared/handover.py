@@ -62,7 +62,7 @@ class Welcomer:
         self.bad_greetings = 0
         """Connections that were of another user, silent, or did not speak the protocol."""
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def start(self) -> None:
         """Bind (mode 0600) and listen. The caller holds the gateway's lock, so a socket file found here is dead."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -74,6 +74,7 @@ class Welcomer:
             listener.close()
             raise
         self._listener = listener
+        loop = asyncio.get_running_loop()
         self._spawn(loop, self._accept(loop, listener))
 
     def drop(self, identity: bytes) -> None:
