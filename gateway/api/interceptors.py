@@ -1,0 +1,191 @@
+"""The one place between gRPC and every method of ours: parse, time limit, error table, trailing metadata, counting.
+
+gRPC's own interceptor interface costs a coroutine per call and sees neither the message nor the answer; these wrappers
+are built once per method at start instead. Methods get raw bytes, so that a malformed message is the caller's fault
+(INVALID_ARGUMENT) and not gRPC's UNKNOWN.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from gateway.api import status
+from gateway.api.outcomes import OK, Outcomes
+from gateway.request import StageTimes
+from shared.clock import FOREVER_S, now_s
+from shared.errors import Code, DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, TooLarge
+from shared.logs import get_logger
+from shared.settings import GatewaySettings
+
+_log = get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Message = TypeVar("_Message")
+_Message_co = TypeVar("_Message_co", covariant=True)
+
+
+class Parse(Protocol[_Message_co]):
+    """A generated message's `FromString`."""
+
+    def __call__(self, serialized: bytes, /) -> _Message_co:
+        """Raises DecodeError."""
+
+
+class Call:
+    """One call as its method sees it; the method fills `request_id` and `times` for the trailing metadata."""
+
+    __slots__ = ("arrived_s", "context", "limit_s", "request_id", "times")
+
+    def __init__(self, context: Context, arrived_s: float, limit_s: float) -> None:
+        self.context = context
+        self.arrived_s = arrived_s
+        """Seconds, monotonic."""
+        self.limit_s = limit_s
+        """Seconds from the arrival that the whole call may take."""
+        self.request_id = ""
+        self.times: StageTimes | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """Absolute, monotonic."""
+        return self.arrived_s + self.limit_s
+
+    def trailers(self) -> status.Trailers:
+        """Sent with every answer, also with a failure."""
+        if self.times is None:
+            return ((status.REQUEST_ID, self.request_id),) if self.request_id else ()
+        return ((status.REQUEST_ID, self.request_id), (status.SERVER_TIMING, self.times.server_timing()))
+
+    def check_time(self) -> None:
+        """Raises DeadlineExceeded when the call arrived too late already."""
+        if self.limit_s <= 0:
+            raise DeadlineExceeded("the call's deadline had passed when it arrived")
+
+    def left_reason(self) -> str:
+        """Why a call was cancelled: its time was over (gRPC cancels then, too), or the caller went away."""
+        # The caller's clock runs ahead of ours by the way to here, and gRPC rounds a time limit up when it sends it.
+        late = now_s() - self.arrived_s >= self.limit_s * 0.98 - 0.01
+        return Code.DEADLINE_EXCEEDED.value if late else Code.CANCELLED.value
+
+
+def _remaining_s(context: Context) -> float | None:
+    """Seconds until the call's gRPC deadline; None when it has none (the stubs' type leaves that out)."""
+    return context.time_remaining()
+
+
+class RequestIds:
+    """Ids for calls that bring none: random per process, counted per call, 16 hexadecimal digits."""
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(4).hex()
+        self._next = itertools.count(1)
+
+    def __call__(self) -> str:
+        """The next id."""
+        return f"{self._prefix}{next(self._next) & 0xFFFFFFFF:08x}"
+
+
+class Edge:
+    """Wraps methods. One per server, built at start."""
+
+    def __init__(self, settings: GatewaySettings, outcomes: Outcomes) -> None:
+        self.settings = settings
+        self.outcomes = outcomes
+        self.make_id = RequestIds()
+        self._default_s = settings.default_deadline_ms / 1e3
+        self._most_s = settings.max_deadline_ms / 1e3
+
+    def parse(self, parse: Parse[_Message], raw: bytes) -> _Message:
+        """Raises TooLarge and InvalidInput."""
+        if len(raw) > self.settings.max_message_bytes:
+            raise TooLarge(
+                f"the request message has {len(raw)} bytes; the limit is {self.settings.max_message_bytes} "
+                "(gateway.max_message_bytes)"
+            )
+        try:
+            return parse(raw)
+        except DecodeError:
+            raise InvalidInput("the request message is not a valid protobuf message of this method's type") from None
+
+    def unary(
+        self, method: str, parse: Parse[_Message], serve: Callable[[_Message, Call], Awaitable[bytes]]
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A unary method: `serve` takes the parsed message and returns the serialised answer."""
+
+        async def handle(raw: bytes, context: Context) -> bytes:
+            arrived_s = now_s()
+            remaining_s = _remaining_s(context)
+            call = Call(context, arrived_s, self._default_s if remaining_s is None else min(remaining_s, self._most_s))
+            self.outcomes.started()
+            try:
+                call.check_time()
+                answer = await serve(self.parse(parse, raw), call)
+                context.set_trailing_metadata(call.trailers())
+            except asyncio.CancelledError:
+                self.outcomes.ended(method, call.left_reason())
+                raise
+            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
+                failure = self.foreseen(error, method, call)
+            else:
+                self.outcomes.ended(method, OK)
+                return answer
+            self.outcomes.ended(method, failure.code.value)
+            return await self.refuse(failure, call)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def stream(self, method: str, serve: Callable[[Call], Awaitable[None]]) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A bidirectional method: `serve` reads and writes raw bytes through `call.context`."""
+
+        async def handle(_requests: object, context: Context) -> None:
+            remaining_s = _remaining_s(context)
+            call = Call(context, now_s(), FOREVER_S if remaining_s is None else remaining_s)
+            call.request_id = self.make_id()
+            self.outcomes.started()
+            try:
+                await serve(call)
+                context.set_trailing_metadata(call.trailers())
+            except asyncio.CancelledError:
+                self.outcomes.ended(method, call.left_reason())
+                raise
+            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
+                failure = self.foreseen(error, method, call)
+            else:
+                self.outcomes.ended(method, OK)
+                return
+            self.outcomes.ended(method, failure.code.value)
+            await self.refuse(failure, call)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    def foreseen(self, error: Exception, method: str, call: Call) -> HeadraceError:
+        """The error itself when it is one of ours; otherwise INTERNAL with fixed text, the trace only in the log."""
+        if not call.request_id:
+            call.request_id = self.make_id()
+        if isinstance(error, HeadraceError) and not isinstance(error, InternalFault):
+            return error
+        _log.error("call failed unexpectedly", method=method, request_id=call.request_id, exc_info=error)
+        return InternalFault()
+
+    async def refuse(self, failure: HeadraceError, call: Call) -> NoReturn:
+        """End the call with the failure's status. Always raises (gRPC's AbortError)."""
+        text = status.sentence(failure)
+        trailers = call.trailers() + status.error_trailers(failure, text)
+        await call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+        raise AssertionError("gRPC's abort always raises")
+
+    async def parsed(
+        self, parse: Parse[_Message], requests: AsyncIterable[bytes], context: Context
+    ) -> AsyncIterator[_Message]:
+        """A stream's messages, for services that are not ours (reflection); a malformed one ends the call."""
+        async for raw in requests:
+            try:
+                message = self.parse(parse, raw)
+            except HeadraceError as error:
+                await self.refuse(error, Call(context, now_s(), FOREVER_S))
+            yield message

@@ -1,0 +1,74 @@
+"""`headrace.v1.Inference`: Predict and PredictStream ⇄ `gateway.request`."""
+
+from typing import Any, Protocol
+
+import grpc
+
+from gateway.api import parse, render
+from gateway.api.interceptors import Call, Edge
+from gateway.api.native_stream import Drain, Stream
+from gateway.request import Answer, Request, StageTimes
+from protos.headrace.v1 import inference_pb2 as pb
+from shared.settings import Settings
+
+SERVICE = "headrace.v1.Inference"
+
+
+class Answers(Protocol):
+    """What stands behind the edge; `gateway/flow.py` implements it."""
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer one request. Raises HeadraceError; cancellation means that the caller has left."""
+
+
+class Inference:
+    """The service's methods."""
+
+    def __init__(self, edge: Edge, flow: Answers, settings: Settings) -> None:
+        self._edge = edge
+        self._flow = flow
+        self._settings = settings
+        self.drain = Drain()
+        """Open streams end soon after it is set."""
+
+    def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        """Method name → handler; an added RPC is one more line."""
+        return {
+            "Predict": self._edge.unary("Predict", pb.PredictRequest.FromString, self.predict),
+            "PredictStream": self._edge.stream("PredictStream", self.predict_stream),
+        }
+
+    async def predict(self, message: pb.PredictRequest, call: Call) -> bytes:
+        """One request, one answer."""
+        request = self.request(message, call, call.deadline_s)
+        answer = await self._flow.answer(request)
+        return render.response(answer, request.request_id).SerializeToString()
+
+    async def predict_stream(self, call: Call) -> None:
+        """Many requests; see `native_stream`."""
+        await Stream(self, self._edge, call, self._settings.gateway, self.drain).run()
+
+    async def stream_answer(self, message: pb.PredictRequest, call: Call) -> pb.PredictResponse:
+        """One request of a stream. `call` is its own, made by the stream."""
+        request = self.request(message, call, call.deadline_s)
+        return render.response(await self._flow.answer(request), request.request_id)
+
+    def request(self, message: pb.PredictRequest, call: Call, deadline_s: float) -> Request:
+        """Check every field. Fills the call's `request_id` and `times`, so that a refusal carries them, too."""
+        parse.check_request_id(message.request_id)
+        call.request_id = request_id = message.request_id or self._edge.make_id()
+        call.times = times = StageTimes()
+        parse.check_model(message.model, message.version)
+        inputs, nbytes = parse.raw_inputs(message, self._settings.admission)
+        return Request(
+            model=message.model,
+            version=message.version,
+            request_id=request_id,
+            inputs=inputs,
+            options=parse.options(message),
+            deadline_s=deadline_s,
+            arrived_s=call.arrived_s,
+            nbytes=nbytes,
+            partial_results=message.partial_results,
+            times=times,
+        )

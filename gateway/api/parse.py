@@ -1,0 +1,128 @@
+"""Protobuf → `gateway.request.Request`: everything a caller can get wrong is refused here, with a sentence.
+
+Each sentence names the field, the limit and the setting. Text that comes from the caller is cut to 100 characters.
+"""
+
+import math
+import re
+from typing import Any
+
+from protos.headrace.v1 import inference_pb2 as pb
+from shared.errors import InvalidInput, TooLarge, UnknownVersion
+from shared.pipeline import RawInput
+from shared.settings import AdmissionSettings
+from shared.tensors import DTYPES, Tensor
+
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VERSION = re.compile(r"[0-9a-f]{16}")
+_PRINTABLE = re.compile(r"[ -~]{0,128}")
+
+MAX_TENSORS = 64
+"""Tensors of one input; no model of ours takes more, and each costs the gateway time."""
+MAX_RANK = 16
+"""Dimensions of a tensor; bounds the product before it is computed."""
+
+
+def shown(text: str) -> str:
+    """A caller's text for a sentence: quoted, escaped to ASCII, cut to 100 characters."""
+    escaped = ascii(text[:101])
+    return escaped if len(escaped) <= 102 and len(text) <= 100 else f"{escaped[:100]}…'"
+
+
+def check_model(name: str, version: str) -> None:
+    """Raises InvalidInput, or UnknownVersion for what can't be one."""
+    if name and (not _MODEL.fullmatch(name) or ".." in name):
+        raise InvalidInput(
+            f"model is {shown(name)}: a name has 1..128 characters of A-Z a-z 0-9 . _ -, starts with a letter or digit "
+            "and has no two dots in a row"
+        )
+    if version and not _VERSION.fullmatch(version):
+        raise UnknownVersion(f"version is {shown(version)}: a version is 16 lower-case hexadecimal digits")
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidInput."""
+    if not _PRINTABLE.fullmatch(request_id):
+        raise InvalidInput(f"request_id is {shown(request_id)}: it has 0..128 printable ASCII characters")
+
+
+def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> tuple[list[RawInput], int]:
+    """The inputs and their payload bytes. Raises InvalidInput naming the input, TooLarge naming the setting."""
+    count = len(request.inputs)
+    if not count:
+        raise InvalidInput(
+            f"inputs is empty; a request has 1..{limits.max_inputs_per_request} inputs "
+            "(admission.max_inputs_per_request)"
+        )
+    if count > limits.max_inputs_per_request:
+        raise TooLarge(
+            f"inputs has {count} entries; the limit is {limits.max_inputs_per_request} "
+            "(admission.max_inputs_per_request)"
+        )
+    found: list[RawInput] = []
+    nbytes = 0
+    for index, given in enumerate(request.inputs):
+        raw, size = _raw_input(given, index)
+        found.append(raw)
+        nbytes += size
+    return found, nbytes
+
+
+def options(request: pb.PredictRequest) -> dict[str, Any]:
+    """Options that the caller has set, by name; the model's pipeline knows their bounds."""
+    if not request.HasField("options"):
+        return {}
+    return {field.name: value for field, value in request.options.ListFields()}
+
+
+def _raw_input(given: pb.Input, index: int) -> tuple[RawInput, int]:
+    kind = given.WhichOneof("kind")
+    if kind == "image":
+        data = given.image
+    elif kind == "text":
+        data = given.text.encode()
+    elif kind == "tensors":
+        return _tensors(given.tensors, index)
+    else:
+        raise InvalidInput(f"inputs[{index}] is empty; set one of image, text or tensors")
+    if not data:
+        raise InvalidInput(f"inputs[{index}].{kind} has 0 bytes; at least 1 is needed")
+    return RawInput(kind=kind, data=data), len(data)
+
+
+def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
+    count = len(given.tensors)
+    if not 1 <= count <= MAX_TENSORS:
+        raise InvalidInput(f"inputs[{index}].tensors has {count} tensors; an input has 1..{MAX_TENSORS}")
+    names: set[str] = set()
+    tensors: list[Tensor] = []
+    nbytes = 0
+    for number, one in enumerate(given.tensors):
+        tensor, size = _tensor(one, f"inputs[{index}].tensors[{number}]")
+        if tensor.name in names:
+            raise InvalidInput(f"inputs[{index}].tensors has the name {shown(tensor.name)} twice")
+        names.add(tensor.name)
+        tensors.append(tensor)
+        nbytes += size
+    return RawInput(kind="tensors", tensors=tuple(tensors)), nbytes
+
+
+def _tensor(given: pb.Tensor, where: str) -> tuple[Tensor, int]:
+    if not _MODEL.fullmatch(given.name):
+        raise InvalidInput(
+            f"{where}.name is {shown(given.name)}: a name has 1..128 characters of A-Z a-z 0-9 . _ - "
+            "and starts with a letter or digit"
+        )
+    dtype = DTYPES.get(given.datatype)
+    if dtype is None:
+        raise InvalidInput(f"{where}.datatype is {shown(given.datatype)}; known: {', '.join(DTYPES)}")
+    if not 1 <= len(given.shape) <= MAX_RANK:
+        raise InvalidInput(f"{where}.shape has {len(given.shape)} dimensions; allowed are 1..{MAX_RANK}")
+    shape = tuple(given.shape)
+    if min(shape) < 0:
+        raise InvalidInput(f"{where}.shape is {list(shape)}; no dimension may be negative")
+    data = given.data
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise InvalidInput(f"{where}.data has {len(data)} bytes; {given.datatype} {list(shape)} needs {expected}")
+    return Tensor(name=given.name, datatype=given.datatype, shape=shape, data=data), len(data)

@@ -1,0 +1,65 @@
+"""`gateway.request.Answer` → protobuf."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.api.status import error_message
+from gateway.request import Answer
+from protos.headrace.v1 import inference_pb2 as pb
+from shared.errors import HeadraceError
+from shared.results import Classification, Detections, Embedding, Result, Tensors, Text
+
+
+def response(answer: Answer, request_id: str) -> pb.PredictResponse:
+    """The answer as a message; results keep the order of the inputs."""
+    message = pb.PredictResponse(model=answer.model, version=answer.version, request_id=request_id)
+    results = message.results
+    for result in answer.results:
+        if isinstance(result, HeadraceError):
+            results.add(error=error_message(result))
+        else:
+            _RENDER[type(result)](result, results.add())
+    return message
+
+
+def _classification(result: Classification, message: pb.Result) -> None:
+    # A plain loop over `add` beats building Label objects and copying them in.
+    message.classification.SetInParent()
+    add = message.classification.labels.add
+    for label in result.labels:
+        add(index=label.index, name=label.name, score=label.score)
+
+
+def _detections(result: Detections, message: pb.Result) -> None:
+    detections = message.detections
+    detections.width = result.width
+    detections.height = result.height
+    for box in result.boxes:
+        label = pb.Label(index=box.label.index, name=box.label.name, score=box.label.score)
+        detections.detections.add(label=label, left=box.left, top=box.top, right=box.right, bottom=box.bottom)
+
+
+def _embedding(result: Embedding, message: pb.Result) -> None:
+    message.embedding.SetInParent()
+    message.embedding.values.extend(result.values)
+
+
+def _tensors(result: Tensors, message: pb.Result) -> None:
+    message.tensors.SetInParent()
+    for tensor in result.tensors:
+        if not isinstance(tensor.data, bytes):
+            raise TypeError(f"output {tensor.name} reached the edge as a slot reference")
+        message.tensors.tensors.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape, data=tensor.data)
+
+
+def _text(result: Text, message: pb.Result) -> None:
+    message.text.text = result.text
+
+
+_RENDER: dict[type[Result], Callable[[Any, pb.Result], None]] = {
+    Classification: _classification,
+    Detections: _detections,
+    Embedding: _embedding,
+    Tensors: _tensors,
+    Text: _text,
+}

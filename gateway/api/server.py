@@ -1,0 +1,133 @@
+"""The gRPC server: its options, its services, its start and its stop. Called by the gateway's composition."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.internal import api_implementation
+
+from gateway.api import health as health_service
+from gateway.api import native, reflection
+from gateway.api.addresses import split
+from gateway.api.health import Health
+from gateway.api.interceptors import Edge
+from gateway.api.native import Answers, Inference
+from gateway.api.outcomes import Outcomes
+from gateway.state import ServerState
+from shared.errors import ExitCode, StartupError
+from shared.settings import Settings
+
+_LAST_WORDS_S = 0.25
+"""After the last call has ended: time for its answer to leave, before what is left (idle streams) is cut."""
+
+_ENVELOPE_BYTES = 64 * 1024
+"""gRPC's own receive limit lies this far above ours, so that most too large messages get our sentence, which names the
+setting; far larger ones get gRPC's (also RESOURCE_EXHAUSTED), before any of their bytes is read."""
+
+Options = list[tuple[str, Any]]
+
+
+def server_options(settings: Settings) -> Options:
+    """Core options; each one closes a hole that was measured or is on record (docs: RELIABILITY)."""
+    most_bytes = settings.gateway.max_message_bytes
+    return [
+        # Two servers on one port both start without this, and the kernel splits the traffic between them.
+        ("grpc.so_reuseport", 0),
+        # Core throws bursts away as CANCELLED before Python sees them; refusing is admission's business. The bound is
+        # far above what admission lets in, and still keeps an endless burst out of memory.
+        ("grpc.server.max_pending_requests", 100_000),
+        ("grpc.server.max_pending_requests_hard_limit", 200_000),
+        # Twice what admission takes: the rest is refused with a status instead of waiting unseen in the client.
+        ("grpc.max_concurrent_streams", 2 * settings.admission.max_requests),
+        ("grpc.max_receive_message_length", most_bytes + _ENVELOPE_BYTES),
+        ("grpc.max_send_message_length", max(most_bytes, 64 * 1024 * 1024)),
+        ("grpc.max_metadata_size", 8 * 1024),
+        ("grpc.absolute_max_metadata_size", 16 * 1024),
+        # A client that hangs or vanishes is noticed after at most 10 + 5 s. Without ping_timeout_ms it takes a minute.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Clients may ping every 5 s; the default of 5 minutes answers honest keepalives with GOAWAY too_many_pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        # Connections that never say a word, and too many of them.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+        ("grpc.max_allowed_incoming_connections", 4096),
+    ]
+
+
+class RunningGrpc:
+    """A started server. Event loop only."""
+
+    def __init__(self, server: grpc.aio.Server, address: str, port: int, parts: "Parts") -> None:
+        self._server = server
+        self.address = address
+        """host:port as bound."""
+        self.port = port
+        self._parts = parts
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Every call's end, counted; registrable with a Prometheus registry."""
+        return self._parts.outcomes
+
+    def stop_serving(self) -> None:
+        """Lame duck: health says NOT_SERVING and balancers look elsewhere; calls are still taken."""
+        self._parts.health.stop_serving()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop: health first, then no new calls, then wait until the running ones have ended, at most `grace_s`."""
+        self.stop_serving()
+        self._parts.inference.drain.start()
+        stopping = asyncio.create_task(self._server.stop(grace_s))
+        await self._parts.outcomes.wait_idle(grace_s)
+        self._parts.health.close()
+        await self._server.stop(_LAST_WORDS_S)
+        await stopping
+
+
+class Parts:
+    """What a running server is made of."""
+
+    def __init__(self, settings: Settings, flow: Answers, state: ServerState, outcomes: Outcomes) -> None:
+        self.outcomes = outcomes
+        edge = Edge(settings.gateway, outcomes)
+        self.inference = Inference(edge, flow, settings)
+        self.health = Health(edge, state, (native.SERVICE,))
+        self.services = {native.SERVICE: self.inference.handlers(), health_service.SERVICE: self.health.handlers()}
+        if settings.gateway.reflection:
+            self.services |= reflection.handlers(edge, tuple(self.services))
+
+
+async def start_grpc(
+    settings: Settings, flow: Answers, state: ServerState, outcomes: Outcomes | None = None
+) -> RunningGrpc:
+    """Bind `gateway.grpc_address` and serve. Raises StartupError: IN_USE, or BAD_SETTINGS for an unusable address."""
+    if api_implementation.Type() != "upb":
+        raise StartupError(
+            ExitCode.BAD_SETTINGS,
+            f"protobuf runs its {api_implementation.Type()} implementation; the gateway needs upb (the other ones "
+            "recurse without a limit). Unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION.",
+        )
+    parts = Parts(settings, flow, state, outcomes or Outcomes())
+    server = grpc.aio.server(options=server_options(settings))
+    for service, methods in parts.services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    address = settings.gateway.grpc_address
+    host, _ = split(address, "gateway.grpc_address")
+    port = _bind(server, address)
+    await server.start()
+    return RunningGrpc(server, f"{host}:{port}", port, parts)
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise StartupError(ExitCode.IN_USE, f"gateway.grpc_address {address} can't be bound: is it in use?")
+    return port
