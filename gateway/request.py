@@ -27,6 +27,13 @@ class StageTimes(msgspec.Struct):
     batch_rows: int = 0
     version: str = ""
 
+    def slowest_of(self, items: list["StageTimes"]) -> None:
+        """Take over the stages of the item that spent the most time in all."""
+        slowest = max(items, key=lambda item: item.wait_s + item.prepare_s + item.batch_s + item.run_s + item.finish_s)
+        self.wait_s, self.prepare_s, self.batch_s = slowest.wait_s, slowest.prepare_s, slowest.batch_s
+        self.copy_s, self.run_s, self.finish_s = slowest.copy_s, slowest.run_s, slowest.finish_s
+        self.batch_rows = slowest.batch_rows
+
     def server_timing(self) -> str:
         """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""
         return (

@@ -1,0 +1,145 @@
+"""PROCESS: the gateway. The composition root: settings → objects → serve; the only place that constructs.
+
+python -m gateway [--config headrace.yaml] [--ready-fd N]
+"""
+
+import argparse
+import asyncio
+import secrets
+from pathlib import Path
+from typing import NoReturn
+
+from gateway.admission import Admission
+from gateway.api.http import start_http
+from gateway.api.outcomes import Outcomes
+from gateway.api.server import start_grpc
+from gateway.batcher import Batcher
+from gateway.build import served_models
+from gateway.cost_model import CostModel
+from gateway.describe import Describe, export
+from gateway.dispatch import Dispatcher
+from gateway.flow import Flow
+from gateway.inflight import InFlight
+from gateway.leases import Leases
+from gateway.metrics import Metrics
+from gateway.pool_client import PoolClient
+from gateway.pool_processes import PoolProcesses
+from gateway.readiness import Readiness
+from gateway.routing import Routing
+from gateway.serve import Announcement, serve
+from gateway.worker_client import WorkerClient
+from shared import logs, settings_loader
+from shared.arena import Arena
+from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, raise_file_limit, run_main
+from shared.errors import ExitCode
+from shared.handover import Welcomer
+from shared.messages import PROTOCOL_VERSION, FromWorker, LoadModel, OpenPipeline, ToWorker, Welcome
+from shared.runtime_dir import RuntimeDir
+from shared.settings import Settings
+from shared.transport import Router
+
+
+class Gateway:
+    """All parts of the process, wired. Who owns what, and who tells whom, is visible here and nowhere else."""
+
+    def __init__(self, settings: Settings, config: Path | None, runtime: RuntimeDir) -> None:
+        """Builds; starts nothing. Raises StartupError."""
+        models = served_models(settings)
+        self.settings = settings
+        self.generation = secrets.randbits(63)
+        private = runtime.private(self.generation)
+        self.endpoint = f"ipc://{private}/worker.sock"
+        self.arena = Arena.create(settings.arena.budget_bytes)
+
+        self.metrics, self.outcomes, cost = Metrics(), Outcomes(), CostModel()
+        self.admission, routing = Admission(settings.admission), Routing(models)
+        leases = Leases(self.arena, settings.arena.inline_bytes, settings.worker.staged_batches + 1)
+        self.router: Router[FromWorker, ToWorker] = Router(
+            self.endpoint,
+            FromWorker,
+            generation=self.generation,
+            high_water_mark=1024,  # far above the batches that a worker may hold, with their cancellations
+        )
+        self.workers = WorkerClient(self.router, self._welcome)
+        self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, InFlight(), settings.worker)
+        self.processes = PoolProcesses(settings, config, self.arena, f"ipc://{private}/pool.sock", self.generation)
+        describe = Describe(self.admission, leases, self.arena, self.dispatch, self.workers, self.processes, cost)
+        self.readiness = Readiness(routing, describe)
+        self.pool = PoolClient(self.processes, InFlight(), self.readiness.pipeline_opened)
+        self.flow = Flow(self.admission, routing, leases, self.pool, self.dispatch, self.metrics)
+        self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self.workers.on_hello, self.workers.on_lost)
+
+        self.readiness.connect(self.flow)
+        self.workers.connect([self.dispatch, self.readiness])
+        self.dispatch.on_batch = self.metrics.batch
+        self.dispatch.slots_back = self.pool.slots_back = leases.pump
+        leases.nobody_comes = self.dispatch.kick
+        describe.pool = self.pool
+        export(self.metrics, describe)
+        self.metrics.registry.register(self.outcomes)
+        for model in models:
+            self.dispatch.configure(model)
+            self.pool.open(OpenPipeline(model.number, model.name, model.version))
+            self.workers.serve(LoadModel(model.number, model.name, model.version))
+
+    async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
+        """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        grpc = await start_grpc(settings, self.flow, self.readiness, self.outcomes)
+        http = await start_http(settings, self.readiness, self.metrics.registry)
+        announcement = Announcement(announcer, self.readiness, grpc.port, http.port, settings)
+        self.router.start(loop, self.workers.on_message)
+        await self.welcomer.start()
+        self.processes.start()
+        try:
+            return await serve(stop, announcement, self._tick)
+        finally:
+            self.admission.close_doors()
+            self.readiness.drain()
+            await grpc.stop(settings.gateway.drain_ms / 1000)
+            await http.stop()
+            await self.welcomer.close()
+            self.workers.close()
+            await self.processes.stop(limit_s=1.0)  # idle by now: the calls that used them have ended
+
+    def _tick(self) -> None:
+        self.pool.tick(self.settings.pool.job_limit_ms / 1000)
+        self.dispatch.tick()
+        self.readiness.tick()
+
+    def _welcome(self, identity: bytes) -> Welcome:
+        return Welcome(PROTOCOL_VERSION, self.generation, self.endpoint, identity, self.arena.nbytes)
+
+
+async def run(settings: Settings, config: Path | None, announcer: Announcer, stop: StopSignal) -> ExitCode:
+    """One life of the gateway, inside its role's lock."""
+    runtime = RuntimeDir.open(settings.runtime_dir)
+    try:
+        runtime.lock("gateway")
+        runtime.sweep()
+        return await Gateway(settings, config, runtime).run(announcer, stop)
+    finally:
+        runtime.close()
+
+
+def main() -> NoReturn:
+    """Parse the command line, run, and end the process with its exit code."""
+    parser = argparse.ArgumentParser("python -m gateway", description="The Headrace gateway process.")
+    parser.add_argument("--config", type=Path, default=None, help="settings file (default: headrace.yaml, if present)")
+    add_child_arguments(parser)
+    arguments = parser.parse_args()
+    announcer = Announcer(arguments.ready_fd)
+    run_main("gateway", lambda: _start(arguments.config, arguments.parent_pid, announcer), announcer)
+
+
+def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) -> int:
+    bind_to_parent(parent_pid)
+    settings = settings_loader.load(config).settings
+    logs.configure("gateway", settings.log)
+    raise_file_limit()
+    with StopSignal() as stop:
+        return asyncio.run(run(settings, config, announcer, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Drives the batcher: items in, batches to the workers, answers back to the waiting requests.
+
+All decisions are the batcher's (pure policy); this file owns the timers, the futures and the consequences of a
+worker's death. A batch is staged behind a running one only when it is full or the running one is about to end:
+a staged batch can't grow any more.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
+from gateway.cost_model import CostModel
+from gateway.inflight import Entry, InFlight
+from gateway.leases import Lease
+from gateway.running import Running, RunningBatches
+from gateway.served import ServedModel
+from gateway.work import Outcome, Work, batch_item, cost_rows, fail
+from gateway.worker_client import Worker, WorkerClient
+from shared.clock import now_s
+from shared.errors import DeadlineExceeded, HeadraceError, NotReady, ProcessLost, rebuild
+from shared.logs import get_logger
+from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, RunBatch
+from shared.settings import WorkerSettings
+from shared.tensors import Tensor
+
+log = get_logger()
+
+STAGE_LEAD_S = 0.002  # a batch is staged this long before the running one should end: about two loop turns
+
+
+class Dispatcher:
+    """Batches in front of the workers; lives on the event loop."""
+
+    def __init__(
+        self, batcher: Batcher, cost: CostModel, workers: WorkerClient, inflight: InFlight[Work], limits: WorkerSettings
+    ) -> None:
+        self._batcher = batcher
+        self._cost = cost
+        self._workers = workers
+        self._inflight = inflight
+        self._limits = limits
+        self._models: dict[int, ServedModel] = {}
+        self._waiting: dict[int, Work] = {}  # in the batcher, or parked until a worker has the model
+        self._parked: dict[int, Work] = {}
+        self._running = RunningBatches()
+        self._next_item = 1
+        self._next_batch = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self.slots_back: Callable[[], None] = lambda: None
+        """Called after slots of a request that had left came out of quarantine."""
+        self.on_batch: Callable[[ServedModel, Batch, BatchDone, int], None] = lambda *_: None
+        """Told of every finished batch: model, batch, answer, rows computed for nobody."""
+        self.lost_workers = 0
+
+    def configure(self, model: ServedModel) -> None:
+        """Accept items of this model."""
+        self._models[model.number] = model
+        self._batcher.configure(model.number, model.limits)
+
+    def submit(
+        self, model: ServedModel, tensors: list[Tensor], lease: Lease, deadline_s: float
+    ) -> "asyncio.Future[Outcome]":
+        """Queue a prepared item; the future gets its outcome or a HeadraceError. Cancelling it drops the item."""
+        number = self._next_item
+        self._next_item += 1
+        queued = QueuedItem(number, QueueKey(model.number, ()), lease.rows, deadline_s, now_s())
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        work = Work(model, queued, tensors, lease, future)
+        future.add_done_callback(lambda done: self._left(number) if done.cancelled() else None)
+        self._enqueue(work)
+        self.kick()
+        return future
+
+    def waiting_items(self) -> int:
+        """Items that no worker has yet."""
+        return len(self._waiting) + len(self._parked)
+
+    def batches_out(self) -> int:
+        """Batches in the hands of workers."""
+        return len(self._running)
+
+    def outstanding(self, worker: Worker) -> int:
+        """Batches that the worker holds."""
+        return self._running.count(worker)
+
+    def kick(self) -> None:
+        """Send what may go now, and come back when the batcher says that time alone changes the answer."""
+        now = now_s()
+        for item in self._batcher.expired(now):
+            self._fail_waiting(item, DeadlineExceeded("the deadline passed while the input waited for a batch"))
+        while self._send_next(now):
+            pass
+        self._arm(now)
+
+    # ------------------------------------------------------------ worker events
+
+    def worker_greeted(self, _worker: Worker) -> None:
+        """Nothing to run until it has loaded a model."""
+
+    def model_loaded(self, _worker: Worker, message: ModelLoaded) -> None:
+        """Seed the cost model, and let what was parked for this model go."""
+        if message.model not in self._models:
+            return
+        self._cost.seed(QueueKey(message.model, ()), message.batch_s)
+        for number in [n for n, work in self._parked.items() if work.model.number == message.model]:
+            self._enqueue(self._parked.pop(number))
+        self.kick()
+
+    def model_failed(self, _worker: Worker, model: int, error: HeadraceError) -> None:
+        """Nobody can run what is parked for this model."""
+        if self._workers.with_model(model):
+            return
+        for work in [work for work in self._parked.values() if work.model.number == model]:
+            del self._parked[work.queued.item]
+            fail(work, NotReady(error.text))
+
+    def batch_done(self, worker: Worker, message: BatchDone) -> None:
+        """Answers back to their requests."""
+        now = now_s()
+        running = self._running.done(message.batch, now)
+        if running is None:
+            return
+        batch = running.batch
+        self._cost.observe(batch.key, cost_rows(batch, worker), message.copy_s + message.run_s)
+        nobody = sum(self._answer(answer, message, batch) for answer in message.answers)
+        model = self._models.get(batch.key.model)
+        if model is not None:
+            model.proven_s = now
+            self.on_batch(model, batch, message, nobody)
+        self.kick()
+
+    def worker_lost(self, worker: Worker) -> None:
+        """What it held is tried once more, alone; what waits stays, for a worker that comes back in time."""
+        self.lost_workers += 1
+        self._running.lost(worker)
+        for entry in self._inflight.lost(worker.holder):
+            self._retry(entry)
+        for work in [work for work in self._waiting.values() if not self._workers.with_model(work.model.number)]:
+            self._batcher.remove(work.queued.item)
+            self._park(work)
+        self.slots_back()
+        self.kick()
+
+    def tick(self) -> None:
+        """Called a few times a second: kill a worker whose batch takes far longer than any before it."""
+        now = now_s()
+        for worker in list(self._workers.workers()):
+            running = self._running.running_for_s(worker, now)
+            if running is None or worker.overran:
+                continue
+            limit_s = max(self._limits.hang_limit_ms / 1000, 3 * self._cost.slowest(running[0].batch.key))
+            if running[1] > limit_s:
+                worker.overran = True
+                log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
+                self._workers.kill(worker)
+
+    # ------------------------------------------------------------ inside
+
+    def _enqueue(self, work: Work) -> None:
+        if not self._workers.with_model(work.model.number):
+            self._park(work)
+            return
+        self._waiting[work.queued.item] = work
+        self._batcher.add(work.queued)
+
+    def _park(self, work: Work) -> None:
+        self._waiting.pop(work.queued.item, None)
+        self._parked[work.queued.item] = work
+        asyncio.get_running_loop().call_later(self._limits.return_limit_ms / 1000, self._give_up, work.queued.item)
+
+    def _give_up(self, number: int) -> None:
+        work = self._parked.pop(number, None)
+        if work is not None:
+            fail(work, ProcessLost("the worker was lost and did not come back within worker.return_limit_ms"))
+
+    def _send_next(self, now: float) -> bool:
+        worker = self._takes_next(now)
+        if worker is None:
+            return False
+        idle = self.outstanding(worker) == 0
+        batch = self._batcher.next_batch(now, worker_idle=idle, expected_rows=self._expected_rows)
+        if batch is None:
+            return False
+        works = [self._waiting.pop(item.item) for item in batch.items]
+        alive = [work for work in works if not work.future.done()]
+        if not alive:
+            return True
+        number = self._next_batch
+        self._next_batch += 1
+        message = RunBatch(number, batch.key.model, [batch_item(work) for work in alive], batch.padded_rows)
+        if not self._workers.send(worker, message):
+            for work in alive:  # the worker is just dying: its loss is reported next
+                self._park(work)
+            return False
+        expected_s = self._cost.predict(batch.key, cost_rows(batch, worker))
+        self._running.add(number, Running(batch, worker, now, expected_s))
+        for work in alive:
+            self._inflight.add(work.queued.item, work, worker.holder, work.lease.inputs + work.lease.outputs, now)
+        return True
+
+    def _takes_next(self, now: float) -> Worker | None:
+        """The least loaded worker that may be given a batch now."""
+        best: tuple[int, Worker] | None = None
+        for worker in self._workers.workers():
+            held = self.outstanding(worker)
+            if not worker.loaded or held >= self._limits.staged_batches:
+                continue
+            if held and not (self._some_queue_is_full() or now >= self._running.ends_s(worker) - STAGE_LEAD_S):
+                continue
+            if best is None or held < best[0]:
+                best = (held, worker)
+        return best[1] if best else None
+
+    def _some_queue_is_full(self) -> bool:
+        return any(self._batcher.waiting_rows(model.number) >= model.limits.max_rows for model in self._models.values())
+
+    def _expected_rows(self, model: int) -> int:
+        return self._models[model].preparing_rows
+
+    def _arm(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._batcher.due(now)
+        if due is None:
+            return
+        free_s = min((self._running.ends_s(worker) for worker in self._workers.workers()), default=now)
+        wake = max(due, free_s - STAGE_LEAD_S)  # nothing can be sent before a worker is about to be free
+        wake = min(wake, now + 0.25) if wake > now else now + 0.0005  # never spin: half a millisecond at the least
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + wake - now, self.kick)
+
+    def _answer(self, answer: ItemAnswer, done: BatchDone, batch: Batch) -> int:
+        """Settle one item; returns its rows when nobody waits for them any more."""
+        entry = self._inflight.answered(answer.item)
+        if entry is None:
+            return 0
+        work = entry.job
+        if work.future.done():
+            self.slots_back()
+            return work.queued.rows if answer.failure is None else 0
+        if answer.failure is not None:
+            fail(work, rebuild(answer.failure.code, answer.failure.text))
+        else:
+            waited_s = max(0.0, done.started_s - work.queued.queued_s)
+            work.future.set_result(Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch.rows))
+        return 0
+
+    def _retry(self, entry: Entry[Work]) -> None:
+        work = entry.job
+        if work.future.done():
+            return
+        work.deaths += 1
+        if work.deaths > 1:
+            fail(work, ProcessLost("the worker was lost twice while it ran this input"))
+            return
+        work.queued.alone = True  # a suspect takes nobody with it
+        self._enqueue(work)
+
+    def _left(self, number: int) -> None:
+        """The request has gone: out of the queue at once; if a worker has it, tell the worker."""
+        if self._parked.pop(number, None) is not None:
+            return
+        if self._waiting.pop(number, None) is not None:
+            self._batcher.remove(number)
+            return
+        entry = self._inflight.get(number)
+        if entry is not None:
+            for worker in self._workers.workers():
+                if worker.holder == entry.holder:
+                    self._workers.send(worker, CancelItems([number]))
+
+    def _fail_waiting(self, item: QueuedItem, error: HeadraceError) -> None:
+        work = self._waiting.pop(item.item, None)
+        if work is not None:
+            fail(work, error)

@@ -1,0 +1,128 @@
+"""THE MAP: a request's life, one line a stage, each line one file away.
+
+    admit     admission.py, routing.py   room for it? which version? which options?
+    lease     leases.py                  slots in the arena: the credit to be decoded ahead of the worker
+    prepare   pool_client.py             a pool process decodes straight into the slot
+    batch     dispatch.py, batcher.py    company, never past what the deadline allows
+    run       worker_client.py           one forward pass for the whole batch
+    finish    finish.py, pool_client.py  labels, boxes, text
+    reply     api/                       result and stage times; leaving the blocks gave back permit and slots
+
+The deadline is checked at admission, before preparation (pool_client.py and the pool process), when a batch is formed
+(dispatch.py), and before the copy to the device (the worker). Cancelling the coroutine drops the work wherever it is.
+"""
+
+import asyncio
+
+from gateway.admission import Admission
+from gateway.dispatch import Dispatcher
+from gateway.finish import Finisher
+from gateway.leases import Leases
+from gateway.metrics import Metrics
+from gateway.pool_client import PoolClient
+from gateway.prepare import prepare
+from gateway.request import Answer, Request, StageTimes
+from gateway.routing import Routing
+from gateway.served import ServedModel
+from shared.clock import now_s
+from shared.errors import DeadlineExceeded, HeadraceError
+from shared.pipeline import Options, RawInput
+from shared.results import Result
+
+
+class Flow:
+    """Answers requests; one instance, used on the event loop by every edge."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        routing: Routing,
+        leases: Leases,
+        pool: PoolClient,
+        dispatch: Dispatcher,
+        metrics: Metrics,
+    ) -> None:
+        self._admission = admission
+        self._routing = routing
+        self._leases = leases
+        self._pool = pool
+        self._dispatch = dispatch
+        self._metrics = metrics
+        self._finisher = Finisher(pool)
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
+        with self._metrics.request(request) as measured:
+            measured.model = model = self._routing.route(request.model, request.version)
+            options = model.pipeline.parse_options(request.options)
+            with self._admission.admit(len(request.inputs), request.nbytes, request.arrived_s):
+                request.times.version = model.version
+                request.times.admit_s = now_s() - request.arrived_s
+                try:
+                    async with asyncio.timeout_at(request.deadline_s):
+                        results = await self._items(model, request, options)
+                except TimeoutError:
+                    raise DeadlineExceeded("the deadline passed before the answer was ready") from None
+            return Answer(model.name, model.version, results)
+
+    async def _items(self, model: ServedModel, request: Request, options: Options) -> list[Result | HeadraceError]:
+        """All inputs of the request side by side; each one is an item of its own in every queue."""
+        if len(request.inputs) == 1:  # the common case needs no task of its own
+            return list(await self.item(model, request.inputs[0], options, request.deadline_s, request.times))
+        loop = asyncio.get_running_loop()
+        times = [StageTimes() for _ in request.inputs]
+        tasks = [
+            loop.create_task(self.item(model, raw, options, request.deadline_s, spent))
+            for raw, spent in zip(request.inputs, times, strict=True)
+        ]
+        try:
+            return await _collect(tasks, partial=request.partial_results)
+        finally:
+            request.times.slowest_of(times)
+            for task in tasks:
+                task.cancel()  # those still running when one input failed the whole request
+
+    async def item(
+        self, model: ServedModel, raw: RawInput, options: Options, deadline_s: float, times: StageTimes
+    ) -> list[Result]:
+        """One input, from encoded bytes to results (one per row)."""
+        asked_s = now_s()
+        with await self._leases.acquire(model, len(raw.data), 1) as lease:
+            prepared = await prepare(self._pool, lease, raw, options, deadline_s)
+            times.prepare_s = prepared.elapsed_s
+            times.wait_s = now_s() - asked_s - prepared.elapsed_s
+
+            outcome = await self._dispatch.submit(model, prepared.tensors, lease, deadline_s)
+            times.batch_s, times.copy_s, times.run_s = outcome.batch_s, outcome.copy_s, outcome.run_s
+            times.batch_rows = outcome.batch_rows
+
+            ran_s = now_s()
+            results = await self._finisher.finish(lease, outcome.tensors, prepared.context, options, deadline_s)
+            times.finish_s = now_s() - ran_s
+        return results
+
+
+async def _collect(tasks: "list[asyncio.Task[list[Result]]]", *, partial: bool) -> list[Result | HeadraceError]:
+    """Results in order. Without `partial` the first failure (in order of time) ends the request, named by its index."""
+    if not partial:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    else:
+        await asyncio.wait(tasks)
+    results: list[Result | HeadraceError] = []
+    failures: list[HeadraceError] = []
+    for index, task in enumerate(tasks):
+        error = task.exception() if task.done() else None
+        if error is None and task.done():
+            results.extend(task.result())
+        elif isinstance(error, HeadraceError):
+            failures.append(_at(index, error))
+            results.append(failures[-1])
+        elif error is not None:
+            raise error
+    if failures and (not partial or len(failures) == len(tasks)):
+        raise failures[0]
+    return results
+
+
+def _at(index: int, error: HeadraceError) -> HeadraceError:
+    return type(error)(f"inputs[{index}]: {error.text}", retry_after_ms=error.retry_after_ms)

@@ -1,0 +1,151 @@
+"""Arena slots for items: the credit that bounds how far ahead of the worker the pool may decode.
+
+Per model at most `staged_batches + 1` batches' worth of rows hold slots: one running, the rest staged, one being
+prepared. Everything else waits here, still encoded, first come first served. An item's slots are leased together, so
+that two half-served items can never wait for each other.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from gateway.served import ServedModel
+from shared.arena import Arena, Slot
+from shared.errors import TooLarge
+
+
+class Lease:
+    """The slots of one item. Leaving the `with` block gives everything back; slots still lent are quarantined."""
+
+    __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "rows")
+
+    def __init__(
+        self, leases: "Leases", model: ServedModel, rows: int, slots: list[Slot], counts: tuple[int, int]
+    ) -> None:
+        self._leases = leases
+        self.model = model
+        self.rows = rows
+        payload, inputs = counts
+        self.payload = slots[0] if payload else None
+        self.inputs = slots[payload : payload + inputs]
+        self.outputs = slots[payload + inputs :]
+        self.preparing = True
+
+    @property
+    def arena_memory(self) -> memoryview:
+        """The whole arena, to read outputs from."""
+        return self._leases.memory
+
+    def prepared(self) -> None:
+        """The tensors are in their slots: the encoded payload is not needed any more."""
+        if self.preparing:
+            self.preparing = False
+            self.model.preparing_rows -= self.rows
+            if self.payload is not None:
+                self.payload.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.preparing:
+            self.prepared()
+            self._leases.nobody_comes()
+        for slot in self.inputs:
+            slot.close()
+        for slot in self.outputs:
+            slot.close()
+        self._leases.released(self)
+
+
+class _Waiter:
+    __slots__ = ("future", "model", "rows", "sizes")
+
+    def __init__(self, model: ServedModel, rows: int, sizes: list[int], future: "asyncio.Future[list[Slot]]") -> None:
+        self.model = model
+        self.rows = rows
+        self.sizes = sizes
+        self.future = future
+
+
+class Leases:
+    """Hands out leases within the arena and each model's window."""
+
+    def __init__(self, arena: Arena, inline_bytes: int, batches_ahead: int) -> None:
+        self._arena = arena
+        self.memory = arena.memory
+        self._inline_bytes = inline_bytes
+        self._batches_ahead = batches_ahead
+        self._held_rows: dict[int, int] = {}
+        self.nobody_comes: Callable[[], None] = lambda: None
+        """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
+        self._waiting: dict[int, deque[_Waiter]] = {}  # per model: a full window holds up nobody else
+
+    async def acquire(self, model: ServedModel, payload_nbytes: int, rows: int) -> Lease:
+        """Slots for an encoded payload, its prepared tensors and its outputs.
+
+        Waits its turn for as long as the caller's own deadline lets it. Raises TooLarge when it could never fit.
+        """
+        payload = [payload_nbytes] if payload_nbytes > self._inline_bytes else []
+        inputs = model.input_slots(self._inline_bytes, rows)
+        sizes = payload + inputs + model.output_slots(self._inline_bytes, rows)
+        waiting = self._waiting.get(model.number)
+        slots = None if waiting else self._try(model, rows, sizes)
+        if slots is None:
+            if sum(sizes) > self._arena.nbytes:
+                raise TooLarge(f"the input needs {sum(sizes)} bytes of arena.budget_bytes ({self._arena.nbytes})")
+            slots = await self._wait(model, rows, sizes)
+        model.preparing_rows += rows
+        return Lease(self, model, rows, slots, (len(payload), len(inputs)))
+
+    def released(self, lease: Lease) -> None:
+        """A lease ended; called by the lease itself."""
+        self._held_rows[lease.model.number] -= lease.rows
+        self.pump()
+
+    def pump(self) -> None:
+        """Serve those who wait, after anything came back (a lease, or a slot out of quarantine)."""
+        for waiting in self._waiting.values():
+            while waiting:
+                first = waiting[0]
+                if first.future.done():  # its caller has left
+                    waiting.popleft()
+                    continue
+                slots = self._try(first.model, first.rows, first.sizes)
+                if slots is None:
+                    break
+                waiting.popleft()
+                first.future.set_result(slots)
+
+    def waiting_items(self) -> int:
+        """Items that hold no slot yet."""
+        return sum(len(waiting) for waiting in self._waiting.values())
+
+    def _try(self, model: ServedModel, rows: int, sizes: list[int]) -> list[Slot] | None:
+        held = self._held_rows.get(model.number, 0)
+        if held and held + rows > self._batches_ahead * model.limits.max_rows:
+            return None
+        slots: list[Slot] = []
+        for size in sizes:
+            slot = self._arena.lease(size)
+            if slot is None:
+                for taken in slots:
+                    taken.close()
+                return None
+            slots.append(slot)
+        self._held_rows[model.number] = held + rows
+        return slots
+
+    async def _wait(self, model: ServedModel, rows: int, sizes: list[int]) -> list[Slot]:
+        future: asyncio.Future[list[Slot]] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(model.number, deque()).append(_Waiter(model, rows, sizes, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():  # served and cancelled in the same turn
+                for slot in future.result():
+                    slot.close()
+                self._held_rows[model.number] -= rows
+                self.pump()
+            raise

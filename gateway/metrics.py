@@ -1,0 +1,145 @@
+"""All metrics of the gateway, under the words that logs and docs use. Observed in a few microseconds, no formatting.
+
+Labels never hold user data: `model` is a served model's name (or `unknown`), `outcome` a word of `shared.errors.Code`
+or `ok`, so the number of series is bounded.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.batcher import Batch
+from gateway.request import Request, StageTimes
+from shared.clock import now_s
+from shared.errors import Code, HeadraceError
+from shared.messages import BatchDone
+
+if TYPE_CHECKING:
+    from gateway.served import ServedModel
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_STAGES = ("admit", "wait", "prepare", "batch", "copy", "run", "finish")
+
+
+class _Count(Collector):
+    """A counter that is only read."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._help, value=self._read())
+
+
+class _OfModel:
+    """One model's metrics with labels resolved once."""
+
+    __slots__ = ("batch_rows", "batches", "nobody", "outcomes", "request_s", "rows", "stages")
+
+    def __init__(self, metrics: "Metrics", name: str) -> None:
+        self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
+        self.request_s = metrics.request_s.labels(name)
+        self.stages = [metrics.stage_s.labels(name, stage) for stage in _STAGES]
+        self.batch_rows = metrics.batch_rows.labels(name)
+        self.rows = metrics.rows.labels(name)
+        self.nobody = metrics.rows_for_nobody.labels(name)
+
+
+class Metrics:
+    """The registry and what is observed in it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter("headrace_requests", "Requests by outcome.", ("model", "outcome"), registry=registry)
+        self.request_s = Histogram(
+            "headrace_request_seconds", "From arrival to answer.", ("model",), buckets=_SECONDS, registry=registry
+        )
+        self.stage_s = Histogram(
+            "headrace_stage_seconds", "Time in each stage.", ("model", "stage"), buckets=_SECONDS, registry=registry
+        )
+        self.batch_rows = Histogram(
+            "headrace_batch_rows",
+            "Rows of each batch.",
+            ("model",),
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=registry,
+        )
+        self.rows = Counter("headrace_rows", "Rows computed by a worker.", ("model",), registry=registry)
+        self.rows_for_nobody = Counter(
+            "headrace_rows_for_nobody", "Rows computed after their caller had left.", ("model",), registry=registry
+        )
+        self._models: dict[str, _OfModel] = {}
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A value that is read when somebody looks."""
+        Gauge(name, help_text, registry=self.registry).set_function(read)
+
+    def counter(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A count that somebody else keeps, read when somebody looks."""
+        self.registry.register(_Count(name, help_text, read))
+
+    def request(self, request: Request) -> "MeasuredRequest":
+        """Measures one request: `with metrics.request(request) as measured: measured.model = …`."""
+        return MeasuredRequest(self, request)
+
+    def batch(self, model: "ServedModel", batch: Batch, done: BatchDone, nobody: int) -> None:
+        """One batch came back."""
+        of_model = self.of(model.name)
+        of_model.batch_rows.observe(batch.rows)
+        of_model.rows.inc(done.rows_run)
+        if nobody:
+            of_model.nobody.inc(nobody)
+
+    def of(self, name: str) -> _OfModel:
+        """The metrics of a served model; `unknown` for requests that named none of ours."""
+        found = self._models.get(name)
+        if found is None:
+            found = self._models[name] = _OfModel(self, name)
+        return found
+
+
+class MeasuredRequest:
+    """Counts a request's outcome exactly once, whatever it is."""
+
+    __slots__ = ("_metrics", "_request", "model")
+
+    def __init__(self, metrics: Metrics, request: Request) -> None:
+        self._metrics = metrics
+        self._request = request
+        self.model: ServedModel | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        of_model = self._metrics.of(self.model.name if self.model else "unknown")
+        of_model.outcomes[_outcome(error)].inc()
+        if error is None:
+            of_model.request_s.observe(now_s() - self._request.arrived_s)
+            _observe_stages(of_model, self._request.times)
+
+
+def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:
+    spent = (times.admit_s, times.wait_s, times.prepare_s, times.batch_s, times.copy_s, times.run_s, times.finish_s)
+    for stage, seconds in zip(of_model.stages, spent, strict=True):
+        stage.observe(seconds)
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "ok"
+    if isinstance(error, HeadraceError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError):
+        return Code.CANCELLED
+    return Code.INTERNAL

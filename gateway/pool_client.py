@@ -1,0 +1,208 @@
+"""The preprocess pool, as seen from the gateway: one queue, N supervised processes, each job exactly one answer.
+
+A process has at most two jobs: the one it works on and one staged behind it, so that it never waits for the gateway.
+When a process dies, its first job is a suspect and gets one more try; the staged one was never started and simply
+goes back. A job over `pool.job_limit_ms` loses its process and is answered as the input's fault.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from gateway.inflight import Entry, InFlight
+from gateway.pool_processes import PoolProcesses
+from shared.arena import Slot
+from shared.clock import now_s
+from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, NotReady, rebuild
+from shared.logs import get_logger
+from shared.messages import (
+    Finished,
+    FinishJob,
+    FromPool,
+    JobFailed,
+    OpenPipeline,
+    PipelineOpened,
+    PipelineRefused,
+    PoolReady,
+    Prepared,
+    PrepareJob,
+)
+
+log = get_logger()
+
+CREDIT = 2  # one running, one staged: the process never idles for a round trip, and a death concerns one job at most
+
+Answered: TypeAlias = Prepared | Finished
+Opened: TypeAlias = Callable[[int, HeadraceError | None], None]
+
+FINISH_FIRST, PREPARE = 0, 1  # finished rows leave before new ones come in: they hold memory and a waiting caller
+
+
+class PoolJob:
+    """One job and the future of its answer."""
+
+    __slots__ = ("deaths", "future", "message", "overran", "queued_s", "slots")
+
+    def __init__(
+        self,
+        message: PrepareJob | FinishJob,
+        slots: Sequence[Slot],
+        future: "asyncio.Future[Answered]",
+        queued_s: float,
+    ) -> None:
+        self.message = message
+        self.slots = slots
+        self.future = future
+        self.queued_s = queued_s
+        self.deaths = 0
+        self.overran = False
+
+
+class PoolClient:
+    """Queues jobs, sends them to free processes and hands answers back; lives on the event loop."""
+
+    def __init__(self, processes: PoolProcesses, inflight: InFlight[PoolJob], opened: Opened) -> None:
+        """`opened(model, failure)` is told once per model when its pipeline was built in a process, or was refused."""
+        self._processes = processes
+        self._inflight = inflight
+        self._opened = opened
+        self._models: dict[int, OpenPipeline] = {}
+        self._queue: list[tuple[int, float, int, PoolJob]] = []
+        self._next_job = 1
+        self.slots_back: Callable[[], None] = lambda: None
+        """Called after slots of a request that had left came out of quarantine."""
+        self.lost_processes = 0
+        self.expired = 0
+        self.late_answers = 0
+        processes.connect(self._on_message, self._on_lost)
+
+    def open(self, message: OpenPipeline) -> None:
+        """Make every present and future process build this pipeline."""
+        self._models[message.model] = message
+        for identity in self._processes.ready():
+            self._processes.send(identity, message)
+
+    def submit(self, message: PrepareJob | FinishJob, slots: Sequence[Slot]) -> "asyncio.Future[Answered]":
+        """Queue a job; the future gets its answer or a HeadraceError. Cancelling the future drops the job."""
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        message.job = self._next_job
+        self._next_job += 1
+        self._push(PoolJob(message, slots, future, now_s()))
+        self._pump()
+        return future
+
+    def waiting(self) -> int:
+        """Jobs that no process has yet."""
+        return len(self._queue)
+
+    def tick(self, limit_s: float) -> None:
+        """Called a few times a second: kill processes whose present job has taken longer than `limit_s`."""
+        now = now_s()
+        for identity in self._processes.ready():
+            entry = self._inflight.oldest(_holder(identity))
+            if entry is not None and not entry.job.overran and now - entry.sent_s > limit_s:
+                entry.job.overran = True
+                log.warning("pool job over its limit", process=_holder(identity), limit_s=limit_s)
+                self._processes.kill(identity)
+
+    def _push(self, job: PoolJob) -> None:
+        kind = PREPARE if isinstance(job.message, PrepareJob) else FINISH_FIRST
+        heapq.heappush(self._queue, (kind, job.message.deadline_s, job.message.job, job))
+
+    def _pump(self) -> None:
+        while self._queue:
+            identity = self._freest()
+            if identity is None:
+                return
+            job = heapq.heappop(self._queue)[3]
+            if job.future.done():  # the caller has left: dropped before any work
+                continue
+            now = now_s()
+            if now >= job.message.deadline_s:
+                self.expired += 1
+                job.future.set_exception(DeadlineExceeded("the deadline passed before preparation started"))
+                continue
+            if not self._processes.send(identity, job.message):  # its queue is full or it is just dying
+                self._push(job)
+                return
+            self._inflight.add(job.message.job, job, _holder(identity), job.slots, now)
+
+    def _freest(self) -> bytes | None:
+        best, least = None, CREDIT
+        for identity in self._processes.ready():
+            held = self._inflight.count(_holder(identity))
+            if held < least:
+                best, least = identity, held
+        return best
+
+    def _on_message(self, identity: bytes, message: FromPool) -> None:
+        match message:
+            case Prepared() | Finished():
+                self._settle(message.job, message)
+            case JobFailed():
+                self._settle(message.job, rebuild(message.failure.code, message.failure.text))
+            case PoolReady():
+                for model in self._models.values():
+                    self._processes.send(identity, model)
+            case PipelineOpened():
+                self._opened(message.model, None)
+            case PipelineRefused():
+                self._opened(message.model, rebuild(message.failure.code, message.failure.text))
+        self._pump()
+
+    def _settle(self, number: int, outcome: Answered | HeadraceError) -> None:
+        entry = self._inflight.answered(number)
+        if entry is None:
+            self.late_answers += 1
+            return
+        self._restart_clock(entry.holder)
+        if entry.job.future.done():
+            self.slots_back()
+        elif isinstance(outcome, HeadraceError):
+            entry.job.future.set_exception(outcome)
+        else:
+            entry.job.future.set_result(outcome)
+
+    def _restart_clock(self, holder: str) -> None:
+        following = self._inflight.oldest(holder)
+        if following is not None:
+            following.sent_s = now_s()  # the staged job starts only now
+
+    def _on_lost(self, identity: bytes) -> None:
+        """A process died: its jobs are tried once more, except those whose fault it seems to be."""
+        self.lost_processes += 1
+        entries = self._inflight.lost(_holder(identity))
+        for position, entry in enumerate(entries):
+            self._after_death(entry, suspect=position == 0)
+        self.slots_back()
+        self._pump()
+
+    def _after_death(self, entry: Entry[PoolJob], *, suspect: bool) -> None:
+        job = entry.job
+        if job.future.done():
+            return
+        job.deaths += suspect
+        if job.overran:
+            job.future.set_exception(InvalidInput("the input took longer to process than pool.job_limit_ms allows"))
+        elif job.deaths > 1:
+            job.future.set_exception(_blame(job.message))
+        else:
+            self._push(job)
+
+    def fail_waiting(self, error: NotReady) -> None:
+        """Answer everything that still waits (no process can be started any more)."""
+        while self._queue:
+            job = heapq.heappop(self._queue)[3]
+            if not job.future.done():
+                job.future.set_exception(error)
+
+
+def _blame(message: PrepareJob | FinishJob) -> HeadraceError:
+    if isinstance(message, PrepareJob):
+        return InvalidInput("the input ended two processes that tried to decode it")
+    return InternalFault()
+
+
+def _holder(identity: bytes) -> str:
+    return identity.decode()

@@ -1,0 +1,181 @@
+"""Truthful readiness: a model is ready when a real batch of its example came back through all processes.
+
+Proven at start, after every worker's return, and again whenever `PROVE_EVERY_S` passed without a batch, so that a
+worker that lives but does nothing is noticed while nobody calls.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from gateway.flow import Flow
+from gateway.request import StageTimes
+from gateway.routing import Routing
+from gateway.served import ServedModel
+from gateway.state import ModelState, Phase
+from gateway.worker_client import Worker
+from shared.clock import now_s
+from shared.errors import HeadraceError
+from shared.logs import get_logger
+from shared.messages import BatchDone, ModelLoaded
+
+log = get_logger()
+
+PROVE_EVERY_S = 5.0
+PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung one is ended by worker.hang_limit_ms
+
+
+class Readiness:
+    """Implements `gateway.state.ServerState` and the worker events; lives on the event loop."""
+
+    def __init__(self, routing: Routing, describe: Callable[[], dict[str, Any]]) -> None:
+        """`describe` gives the parts of `/debug` that other objects know."""
+        self._routing = routing
+        self._describe = describe
+        self._flow: Flow | None = None
+        self._changed: list[Callable[[], None]] = []
+        self._workers: dict[bytes, set[int]] = {}
+        self._proving: dict[int, asyncio.Task[None]] = {}
+        self._pipelines_open: set[int] = set()
+        self._draining = False
+
+    def connect(self, flow: Flow) -> None:
+        """The flow that proofs go through."""
+        self._flow = flow
+
+    # ------------------------------------------------------------ ServerState
+
+    def models(self) -> list[ModelState]:
+        """All served models."""
+        return [model.state for model in self._routing.models()]
+
+    def not_ready_reason(self) -> str | None:
+        """None when every served model can answer a request now; otherwise one sentence."""
+        if self._draining:
+            return "the server is stopping"
+        for state in self.models():
+            if state.phase != "ready":
+                return f"model {state.name!r} is not ready: {state.reason}"
+        return None
+
+    def debug(self) -> dict[str, Any]:
+        """Everything that helps to see what the server does now."""
+        reason = self.not_ready_reason()
+        return {"ready": reason is None, "reason": reason, **self._describe()}
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after every change."""
+        self._changed.append(changed)
+
+    # ------------------------------------------------------------ events
+
+    def drain(self) -> None:
+        """The server takes no new work: not ready from now on."""
+        self._draining = True
+        self._notify()
+
+    def pipeline_opened(self, number: int, failure: HeadraceError | None) -> None:
+        """A pool process built the model's pipeline, or can't."""
+        model = self._model(number)
+        if model is None or number in self._pipelines_open:
+            return
+        if failure is not None:
+            self._set(model, "failed", failure.text)
+            return
+        self._pipelines_open.add(number)
+        self._maybe_prove(model)
+
+    def worker_greeted(self, worker: Worker) -> None:
+        """Loading starts."""
+        self._workers[worker.identity] = set()
+        for model in self._routing.models():
+            if not self._loaded_somewhere(model):
+                self._set(model, "loading", "a worker is loading it")
+
+    def model_loaded(self, worker: Worker, message: ModelLoaded) -> None:
+        """Loaded and warm; not ready before a batch has come back."""
+        self._workers.setdefault(worker.identity, set()).add(message.model)
+        model = self._model(message.model)
+        if model is None:
+            return
+        model.state.precision = message.precision
+        model.state.memory_bytes = message.memory_bytes
+        model.state.load_s = message.load_s
+        if model.state.phase != "ready":
+            self._set(model, "proving", "a first batch is on its way")
+            self._maybe_prove(model)
+
+    def model_failed(self, _worker: Worker, model: int, error: HeadraceError) -> None:
+        """The version can't be loaded on this worker."""
+        failed = self._model(model)
+        if failed is not None and not self._loaded_somewhere(failed):
+            self._set(failed, "failed", error.text)
+
+    def batch_done(self, _worker: Worker, _message: BatchDone) -> None:
+        """The dispatcher notes when a model was last proven."""
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Models that no other worker has are not ready."""
+        self._workers.pop(worker.identity, None)
+        for model in self._routing.models():
+            if not self._loaded_somewhere(model):
+                others = bool(self._workers)
+                self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
+
+    def tick(self) -> None:
+        """Called a few times a second: prove again what has been silent for long."""
+        now = now_s()
+        for model in self._routing.models():
+            if model.state.phase == "ready" and now - model.proven_s > PROVE_EVERY_S:
+                self._maybe_prove(model)
+
+    # ------------------------------------------------------------ proofs
+
+    def _maybe_prove(self, model: ServedModel) -> None:
+        if model.number in self._proving or not self._loaded_somewhere(model):
+            return
+        if model.number not in self._pipelines_open:
+            return
+        task = asyncio.get_running_loop().create_task(self._prove(model))
+        self._proving[model.number] = task
+        task.add_done_callback(lambda _done: self._proving.pop(model.number, None))
+
+    async def _prove(self, model: ServedModel) -> None:
+        if self._flow is None:
+            return
+        pipeline = model.pipeline
+        try:
+            deadline_s = now_s() + PROVE_LIMIT_S
+            async with asyncio.timeout_at(deadline_s):
+                options = pipeline.parse_options({})
+                await self._flow.item(model, pipeline.example(), options, deadline_s, StageTimes())
+        except (HeadraceError, TimeoutError) as error:
+            text = error.text if isinstance(error, HeadraceError) else "a batch of its example did not come back"
+            if self._loaded_somewhere(model):
+                self._set(model, "failed", text)
+                asyncio.get_running_loop().call_later(PROVE_EVERY_S, self._maybe_prove, model)
+            return
+        if self._loaded_somewhere(model):
+            self._set(model, "ready", "")
+
+    def _loaded_somewhere(self, model: ServedModel) -> bool:
+        return any(model.number in loaded for loaded in self._workers.values())
+
+    def _model(self, number: int) -> ServedModel | None:
+        return next((model for model in self._routing.models() if model.number == number), None)
+
+    def _set(self, model: ServedModel, phase: Phase, reason: str) -> None:
+        state = model.state
+        if (state.phase, state.reason) == (phase, reason):
+            return
+        log.info("model state", model=model.name, version=model.version, phase=phase, reason=reason)
+        state.phase, state.reason = phase, reason
+        self._notify()
+
+    def _notify(self) -> None:
+        for changed in self._changed:
+            changed()
+
+
+NO_WORKER = "no worker is connected (start one with `make run-worker`)"
+_LOADING = "a worker is loading it"

@@ -1,0 +1,76 @@
+"""The gateway's main wait: until a stop is asked for, with a tick a few times a second and the word "ready"."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.state import ServerState
+from shared.child import Announcer, StopSignal
+from shared.errors import ExitCode
+from shared.logs import get_logger
+from shared.settings import Settings
+
+log = get_logger()
+
+TICK_S = 0.25  # a hang is noticed this late at most; all limits that it guards are seconds
+
+
+class Announcement:
+    """Tells the supervisor (and the log) once that all models are proven, or that none can be loaded."""
+
+    def __init__(
+        self, announcer: Announcer, state: ServerState, grpc_port: int, http_port: int, settings: Settings
+    ) -> None:
+        self._announcer = announcer
+        self._state = state
+        self._grpc = f"{_host(settings.gateway.grpc_address)}:{grpc_port}"
+        self._http = f"{_host(settings.gateway.http_address)}:{http_port}"
+        self._announced = False
+        self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        state.subscribe(self._changed)
+        log.info("listening", grpc=self._grpc, http=self._http, open_to="gateway.grpc_address, gateway.http_address")
+
+    def _changed(self) -> None:
+        models = self._state.models()
+        if self._announced or any(model.phase not in {"ready", "failed"} for model in models):
+            return
+        ready = [model.name for model in models if model.phase == "ready"]
+        if not ready:
+            if not self.hopeless.done():
+                self.hopeless.set_result("; ".join(f"model {model.name!r}: {model.reason}" for model in models))
+            return
+        self._announced = True
+        failed = [f"{model.name} ({model.reason})" for model in models if model.phase == "failed"]
+        detail = f"gRPC {self._grpc}, HTTP {self._http}, models {', '.join(ready)}"
+        detail += f"; NOT ready: {', '.join(failed)}" if failed else ""
+        log.info("ready", detail=detail)
+        self._announcer.ready("gateway", detail)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+async def serve(stop: StopSignal, announcement: Announcement, tick: Callable[[], None]) -> ExitCode:
+    """Wait for the end. Returns OK after an asked-for stop, MODEL_LOAD when no model could be loaded at start."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[None] = loop.create_future()
+
+    def look() -> None:
+        if stop.requested and not asked.done():
+            asked.set_result(None)
+
+    loop.add_reader(stop.fileno(), look)
+    look()
+    try:
+        while True:
+            done, _ = await asyncio.wait(
+                (asked, announcement.hopeless), timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if asked in done:
+                return ExitCode.OK
+            if announcement.hopeless in done:
+                log.error("no model could be loaded", reason=announcement.hopeless.result())
+                return ExitCode.MODEL_LOAD
+            tick()
+    finally:
+        loop.remove_reader(stop.fileno())

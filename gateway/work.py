@@ -1,0 +1,66 @@
+"""One prepared item on its way through batcher and worker, and what comes back for it."""
+
+import asyncio
+from typing import NamedTuple
+
+from gateway.batcher import Batch, QueuedItem
+from gateway.leases import Lease
+from gateway.served import ServedModel
+from gateway.worker_client import Worker
+from shared.errors import HeadraceError
+from shared.messages import BatchItem
+from shared.tensors import Tensor
+
+
+class Outcome(NamedTuple):
+    """What a worker answered for one item, and where its time went."""
+
+    tensors: list[Tensor]
+    batch_s: float
+    """From submission until the worker took the batch up."""
+    copy_s: float
+    run_s: float
+    batch_rows: int
+
+
+class Work:
+    """One item between `submit` and its answer."""
+
+    __slots__ = ("deaths", "future", "lease", "model", "queued", "tensors")
+
+    def __init__(
+        self,
+        model: ServedModel,
+        queued: QueuedItem,
+        tensors: list[Tensor],
+        lease: Lease,
+        future: "asyncio.Future[Outcome]",
+    ) -> None:
+        self.model = model
+        self.queued = queued
+        self.tensors = tensors
+        self.lease = lease
+        self.future = future
+        self.deaths = 0
+
+
+def batch_item(work: Work) -> BatchItem:
+    """The item as the worker gets it."""
+    return BatchItem(
+        work.queued.item,
+        work.queued.deadline_s,
+        work.queued.rows,
+        work.tensors,
+        [slot.ref for slot in work.lease.outputs],
+    )
+
+
+def cost_rows(batch: Batch, worker: Worker) -> int:
+    """Rows that the device computes: padded up on CUDA only."""
+    return batch.padded_rows if worker.device.startswith("cuda") else batch.rows
+
+
+def fail(work: Work, error: HeadraceError) -> None:
+    """Answer with a failure, unless the request has gone."""
+    if not work.future.done():
+        work.future.set_exception(error)

@@ -1,0 +1,169 @@
+"""The workers, as seen from the gateway: greeting, models they have loaded, batches they hold, their deaths."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from shared.errors import HeadraceError, rebuild
+from shared.logs import get_logger
+from shared.messages import (
+    PROTOCOL_VERSION,
+    BatchDone,
+    CancelItems,
+    FromWorker,
+    Hello,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    Refused,
+    RunBatch,
+    ToWorker,
+    Welcome,
+    WorkerReady,
+)
+from shared.transport import Router
+
+log = get_logger()
+
+
+class Worker:
+    """One connected worker."""
+
+    def __init__(self, identity: bytes, hello: Hello, pid: int) -> None:
+        self.identity = identity
+        self.name = hello.worker
+        self.device = hello.device
+        self.pid = pid
+        self.holder = identity.decode()
+        self.ready = False
+        self.loaded: set[int] = set()
+        self.overran = False
+
+
+class WorkerEvents(Protocol):
+    """Who is told; implemented by the dispatcher and the readiness keeper."""
+
+    def model_loaded(self, worker: Worker, message: ModelLoaded, /) -> None:
+        """A version is loaded and warm on this worker."""
+
+    def model_failed(self, worker: Worker, model: int, error: HeadraceError, /) -> None:
+        """A version can't be loaded on this worker."""
+
+    def batch_done(self, worker: Worker, message: BatchDone, /) -> None:
+        """A batch came back."""
+
+    def worker_greeted(self, worker: Worker, /) -> None:
+        """A worker takes messages; it has been asked to load every served model."""
+
+    def worker_lost(self, worker: Worker, /) -> None:
+        """A worker is gone; what it held is in the in-flight table under its `holder`."""
+
+
+class WorkerClient:
+    """Keeps the connected workers; lives on the event loop."""
+
+    def __init__(self, router: Router[FromWorker, ToWorker], welcome: Callable[[bytes], Welcome]) -> None:
+        """`welcome(identity)` makes the greeting of this gateway's life."""
+        self._router = router
+        self._welcome = welcome
+        self._workers: dict[bytes, Worker] = {}
+        self._lives = 0
+        self._models: dict[int, LoadModel] = {}
+        self._events: list[WorkerEvents] = []
+
+    def connect(self, events: Sequence[WorkerEvents]) -> None:
+        """Who is told of what happens."""
+        self._events = list(events)
+
+    def serve(self, message: LoadModel) -> None:
+        """Every present and future worker loads this version."""
+        self._models[message.model] = message
+        for worker in self._workers.values():
+            if worker.ready:
+                self._router.send(worker.identity, message)
+
+    def workers(self) -> Iterable[Worker]:
+        """Connected workers."""
+        return self._workers.values()
+
+    def with_model(self, model: int) -> list[Worker]:
+        """Workers that can run a batch of this model."""
+        return [worker for worker in self._workers.values() if model in worker.loaded]
+
+    def send(self, worker: Worker, message: RunBatch | CancelItems) -> bool:
+        """False when the worker can't take it now."""
+        return self._router.send(worker.identity, message)
+
+    def kill(self, worker: Worker) -> None:
+        """End a hung worker; its supervisor brings a new one. `worker_lost` follows."""
+        try:
+            handle = os.pidfd_open(worker.pid)  # no race with a reused pid: its greeting stream is still open
+        except ProcessLookupError:
+            return
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError) as error:
+            log.warning("hung worker could not be killed", worker=worker.name, error=str(error))
+        finally:
+            os.close(handle)
+
+    @property
+    def bad_frames(self) -> int:
+        """Frames dropped because they could not be decoded."""
+        return self._router.bad_frames
+
+    @property
+    def stale_frames(self) -> int:
+        """Frames dropped because they belong to another life of the gateway."""
+        return self._router.stale_frames
+
+    def close(self) -> None:
+        """Leave the workers in peace: they keep their models and greet the next gateway."""
+        self._router.close()
+
+    # ------------------------------------------------------------ called by the listener and the router
+
+    def on_hello(self, hello: Hello, pid: int) -> Welcome | Refused:
+        """Greet a worker, or say why not."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return Refused(f"the gateway speaks protocol {PROTOCOL_VERSION}, this worker {hello.protocol_version}")
+        if any(worker.name == hello.worker for worker in self._workers.values()):
+            return Refused(f"a worker named {hello.worker} is connected already")
+        self._lives += 1
+        identity = f"{hello.worker}.{self._lives}".encode()
+        self._workers[identity] = Worker(identity, hello, pid)
+        return self._welcome(identity)
+
+    def on_lost(self, identity: bytes) -> None:
+        """The greeting stream closed: the worker is dead or has left."""
+        worker = self._workers.pop(identity, None)
+        if worker is None:
+            return
+        log.warning("worker lost", worker=worker.name, pid=worker.pid)
+        for events in self._events:
+            events.worker_lost(worker)
+
+    def on_message(self, identity: bytes, message: FromWorker) -> None:
+        """One message of a worker."""
+        worker = self._workers.get(identity)
+        if worker is None:
+            return  # a message that was on its way when its worker died
+        match message:
+            case BatchDone():
+                self._tell(lambda events: events.batch_done(worker, message))
+            case WorkerReady():
+                worker.ready = True
+                for load in self._models.values():
+                    self._router.send(identity, load)
+                self._tell(lambda events: events.worker_greeted(worker))
+            case ModelLoaded():
+                worker.loaded.add(message.model)
+                self._tell(lambda events: events.model_loaded(worker, message))
+            case ModelFailed():
+                error = rebuild(message.failure.code, message.failure.text)
+                self._tell(lambda events: events.model_failed(worker, message.model, error))
+
+    def _tell(self, what: Callable[[WorkerEvents], None]) -> None:
+        for events in self._events:
+            what(events)
