@@ -184,6 +184,8 @@ def limit_library_threads(threads: int) -> None:
 
 
 def _report(process: str, code: int, text: str, announcer: Announcer | None) -> None:
-    print(f"headrace {process}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+    with contextlib.suppress(OSError):  # nobody reads it; the exit code still tells
+        sys.stderr.write(f"headrace {process}: {text}\n")
+        sys.stderr.flush()
     if announcer is not None:
         announcer.failed(process, code, text)
