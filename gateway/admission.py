@@ -37,7 +37,7 @@ class Permit:
         """Give the room back; idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._take_back(self.rows, self.nbytes)  # noqa: SLF001  the two classes are one mechanism
+            admission._take_back(self.rows, self.nbytes)  # noqa: SLF001 - the two classes are one mechanism
 
     def __enter__(self) -> Self:
         return self

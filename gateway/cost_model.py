@@ -107,8 +107,7 @@ class _Fit:
     """One queue's line and the weighted sums behind it."""
 
     __slots__ = (
-        "_deviation_s", "_prior_fixed_s", "_prior_row_s", "_weight", "_x", "_xx", "_xy", "_y",
-        "fixed_s", "row_s", "slowest_s",
+        "_deviation_s", "_prior", "_weight", "_x", "_xx", "_xy", "_y", "fixed_s", "row_s", "slowest_s",
     )  # fmt: skip
 
     def __init__(self, batches: list[tuple[int, float]], prior: CostLine | None = None) -> None:
@@ -120,14 +119,15 @@ class _Fit:
         self._xy = each * sum(rows * seconds for rows, seconds in batches)
         self._deviation_s = 0.0
         self.slowest_s = max(seconds for _, seconds in batches)
-        # With neither a seed line nor two sizes, half of the time is taken as fixed and half as growing with rows.
-        mean_rows, mean_s = self._x / self._weight, self._y / self._weight
-        self._prior_fixed_s, self._prior_row_s = mean_s / 2, mean_s / 2 / mean_rows
-        if prior is not None and prior != (0.0, 0.0):
-            self._prior_fixed_s, self._prior_row_s = prior
-        self._solve()
+        self.fixed_s, self.row_s = prior or CostLine(0.0, 0.0)
         if len({rows for rows, _ in batches}) > 1:
-            self._prior_fixed_s, self._prior_row_s = self.fixed_s, self.row_s
+            self._solve(hold=0.0)
+        elif not prior or prior == (0.0, 0.0):
+            # One size says nothing about the slope: half of the time is taken as fixed, half as growing with rows.
+            mean_rows, mean_s = self._x / self._weight, self._y / self._weight
+            self.fixed_s, self.row_s = mean_s / 2, mean_s / 2 / mean_rows
+        self._prior = CostLine(self.fixed_s, self.row_s)
+        self._solve()
 
     def observe(self, rows: int, seconds: float) -> None:
         self.slowest_s = max(self.slowest_s, seconds)
@@ -146,17 +146,19 @@ class _Fit:
         self._xy = self._xy * keep + rows * (expected_s + off_s)
         self._solve()
 
-    def _solve(self) -> None:
+    def _solve(self, hold: float = SLOPE_WEIGHT) -> None:
         mean_rows = self._x / self._weight
         mean_s = self._y / self._weight
         spread = max(self._xx / self._weight - mean_rows * mean_rows, 0.0)
         together = self._xy / self._weight - mean_rows * mean_s
-        # The prior gives the line's shape; its height is scaled to the present level.
-        scale = mean_s / (self._prior_fixed_s + self._prior_row_s * mean_rows)
-        hold = SLOPE_WEIGHT * mean_rows * mean_rows
-        slope_s = (together + hold * scale * self._prior_row_s) / (spread + hold)
+        if hold:
+            # The prior gives the line's shape; its height is scaled to the present level.
+            fixed_s, row_s = self._prior
+            hold *= mean_rows * mean_rows
+            spread += hold
+            together += hold * row_s * mean_s / (fixed_s + row_s * mean_rows)
         # Between flat and through the origin, both ends are at least 0.
-        self.row_s = min(max(slope_s, 0.0), mean_s / mean_rows)
+        self.row_s = min(max(together / spread, 0.0), mean_s / mean_rows)
         self.fixed_s = max(mean_s - self.row_s * mean_rows, 0.0)
 
 
