@@ -1,0 +1,187 @@
+"""The asyncio client: the same calls and results as `headrace.client.Client`.
+
+async with AsyncClient() as client:
+    answer = await client.classify("cat.jpg", top_k=5)
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from headrace import client_calls as calls
+from headrace import client_errors as errors
+from headrace import client_results as results
+from headrace.client_calls import Image, Input
+from headrace.client_errors import InferenceError
+from headrace.client_results import Classified, Outcome, Prediction
+from protos.headrace.v1 import inference_pb2 as pb
+from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
+
+
+class AsyncClient:
+    """Calls one Headrace server from one event loop. Connects with the first call."""
+
+    def __init__(
+        self,
+        address: str = calls.DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = calls.DEFAULT_TIMEOUT_S,
+        max_attempts: int = calls.MAX_ATTEMPTS,
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        """`timeout_s` is the default of every call, retries included. A given `channel` is used and not closed."""
+        self._own = None if channel else grpc.aio.insecure_channel(address, options=calls.channel_options(address))
+        self._stub = pb_grpc.InferenceStub(channel or self._own)  # type: ignore[arg-type]  # one of the two is set
+        self._timeout_s = timeout_s
+        self._max_attempts = max_attempts
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls that still run end with CANCELLED."""
+        if self._own is not None:
+            await self._own.close()
+
+    async def classify(
+        self,
+        image: Image,
+        *,
+        top_k: int | None = None,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+    ) -> Classified:
+        """Classes of one image. `model` may be empty when the server has only one. Raises InferenceError, OSError."""
+        message = await _request([image], {"top_k": top_k}, model=model, version=version)
+        return results.classified(*await self._predict(message, timeout_s))
+
+    async def predict(
+        self,
+        inputs: Iterable[Input],
+        *,
+        model: str = "",
+        options: Mapping[str, Any] | None = None,
+        partial_results: bool = False,
+        timeout_s: float | None = None,
+    ) -> Prediction:
+        """Any task, one or many inputs in one request. Raises InferenceError, OSError."""
+        message = await _request(inputs, options or {}, model=model, partial_results=partial_results)
+        return results.prediction(*await self._predict(message, timeout_s))
+
+    async def classify_many(
+        self,
+        images: Iterable[Image],
+        *,
+        top_k: int | None = None,
+        model: str = "",
+        in_flight: int = calls.IN_FLIGHT,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Outcome]:
+        """Every image's outcome, in the order in which they finish, over one stream.
+
+        At most `in_flight` images are read and on their way at a time. One image's failure is its outcome's `error`;
+        InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        stream = self._stub.PredictStream()
+        feed = _Feed(stream, in_flight, {"top_k": top_k}, model, calls.timeout_ms(limit_s))
+        feeding = asyncio.create_task(feed.write_all(images))
+        try:
+            async for answer in stream:
+                yield feed.outcome(answer)
+                for outcome in feed.unreadable():
+                    yield outcome
+            await feeding
+            for outcome in feed.unreadable():
+                yield outcome
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from error
+        finally:
+            feeding.cancel()
+            stream.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([feeding])
+
+    async def _predict(self, message: pb.PredictRequest, timeout_s: float | None) -> tuple[pb.PredictResponse, str]:
+        """The answer and its server timing, with retries."""
+        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        attempt = 1
+        while True:
+            call = self._stub.Predict(message, timeout=end_s - time.monotonic())
+            try:
+                response = await call
+                return response, errors.trailers_of(await call.trailing_metadata()).get("server-timing", "")
+            except grpc.aio.AioRpcError as rpc_error:
+                error = _error(rpc_error)
+                wait_s = calls.retry_wait_s(error, attempt, self._max_attempts, end_s - time.monotonic())
+                if wait_s is None:
+                    raise error from rpc_error
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+
+def _error(error: grpc.aio.AioRpcError) -> InferenceError:
+    return errors.from_call(error.code(), error.details(), error.trailing_metadata())
+
+
+async def _request(inputs: Iterable[Input], options: Mapping[str, Any], **fields: Any) -> pb.PredictRequest:  # noqa: ANN401 - protobuf checks each field
+    """Build the message beside the loop: it reads files."""
+    return await asyncio.to_thread(calls.wire_request, inputs, options, **fields)
+
+
+class _Feed:
+    """Writes the stream's requests; waits when enough are in flight."""
+
+    def __init__(
+        self,
+        stream: "grpc.aio.StreamStreamCall[pb.PredictStreamRequest, pb.PredictStreamResponse]",
+        in_flight: int,
+        options: Mapping[str, Any],
+        model: str,
+        timeout_ms: int,
+    ) -> None:
+        self._stream = stream
+        self._places = asyncio.Semaphore(in_flight)
+        self._fields = (options, model, timeout_ms)
+        self._sent: dict[int, Image] = {}
+        self._unreadable: list[Outcome] = []
+
+    async def write_all(self, images: Iterable[Image]) -> None:
+        """Write every image, then half-close. Ends quietly when the stream is over: its reader knows why."""
+        options, model, timeout_ms = self._fields
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            for index, image in enumerate(images):
+                await self._places.acquire()
+                try:
+                    request = await _request([image], options, model=model)
+                except OSError as error:
+                    self._unreadable.append(Outcome(index, image, error=error))
+                    self._places.release()
+                    continue
+                self._sent[index] = image
+                await self._stream.write(pb.PredictStreamRequest(id=index, request=request, timeout_ms=timeout_ms))
+            await self._stream.done_writing()
+
+    def outcome(self, answer: pb.PredictStreamResponse) -> Outcome:
+        """An answer with what was asked; makes room for the next request."""
+        self._places.release()
+        image = self._sent.pop(answer.id)
+        if answer.WhichOneof("outcome") == "error":
+            return Outcome(answer.id, image, error=errors.from_message(answer.error))
+        return Outcome(answer.id, image, result=results.classified(answer.response, answer.server_timing))
+
+    def unreadable(self) -> list[Outcome]:
+        """Files that could not be read, each once."""
+        found, self._unreadable = self._unreadable, []
+        return found
