@@ -25,29 +25,32 @@ FOREGROUND := exec $(PY) deploy/foreground.py
 ##@ Use
 
 .PHONY: run
-run: $(VENV)/.runtime ## Install, fetch the default model and serve it; Ctrl-C stops
-	@$(BIN)/headrace models fetch $(MODEL)
+run: fetch ## Install, fetch the default model and serve it; Ctrl-C stops
 	@$(FOREGROUND) $(BIN)/headrace serve $(SERVE)
 
 .PHONY: demo
-demo: $(VENV)/.runtime ## Start everything, classify real photos, print a table, stop
-	@$(BIN)/headrace models fetch $(MODEL)
-	@$(FOREGROUND) $(PY) -m headrace.demo
+demo: fetch-photos ## Start everything, classify real photos, print a table, stop
+	@$(FOREGROUND) $(BIN)/headrace demo
 
 .PHONY: run-gateway
-run-gateway: $(VENV)/.runtime ## Only the gateway and its preprocess pool, without torch in the process
+run-gateway: fetch ## Only the gateway and its preprocess pool, without torch in the process
 	@$(FOREGROUND) $(PY) -m gateway $(SERVE)
 
 .PHONY: run-worker
-run-worker: $(VENV)/.runtime ## Only one worker; before or after the gateway, on a CUDA machine or a CPU
-	@$(BIN)/headrace models fetch $(MODEL)
+run-worker: fetch ## Only one worker; before or after the gateway, on a CUDA machine or a CPU
 	@$(FOREGROUND) $(PY) -m workers $(SERVE)
+
+.PHONY: fetch fetch-photos
+fetch: $(VENV)/.runtime ## Fetch the default model; quick when it is there
+	@$(BIN)/headrace models fetch $(MODEL)
+
+fetch-photos: $(VENV)/.runtime
+	@$(BIN)/headrace models fetch $(MODEL) --photos
 
 ##@ Check
 
 .PHONY: test
-test: $(VENV)/.dev ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
-	@$(BIN)/headrace models fetch $(MODEL)
+test: $(VENV)/.dev fetch-photos ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
 	@$(PY) -m pytest $(TESTS)
 
 .PHONY: test-unit
@@ -102,9 +105,8 @@ stubs: $(VENV)/.dev ## A wheel in dist/ with only the stubs and the client, for 
 	@$(PY) deploy/client/build.py
 
 .PHONY: bench
-bench: $(VENV)/.dev ## Measure the server beside the bare loop and plain gRPC (about 5 minutes)
-	@$(BIN)/headrace models fetch $(MODEL)
-	@$(PY) bench/foundation.py
+bench: $(VENV)/.dev fetch ## Measure the server beside the bare loop and plain gRPC (about 5 minutes)
+	@$(PY) -m bench.foundation
 
 .PHONY: venv
 venv: $(VENV)/.dev ## Only install everything into .venv

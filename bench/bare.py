@@ -33,6 +33,10 @@ def simulated(a_ms: float, b_ms: float) -> Forward:
 
 def real(repository: Path, model: str) -> tuple[Forward, ImageClassification]:
     """The network of a model of the repository, in float32 on the CPU, set up as the worker does."""
+    from workers import host
+
+    host.keep_freed_memory()
+    host.prepare_threads(host.cores())
     import torch
     from safetensors.torch import load_file
 
