@@ -149,7 +149,9 @@ class _Builder:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:  # noqa: ANN401 - plain data of any kind
         self._values += 1
         if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
-            raise self._refuse(node, f"aliases expand this file to more than {MAX_VALUES} values")
+            # An alias's node lies where its anchor is; the key that uses it is the place to look at.
+            line = self.lines[path[:1]] if path else 1
+            raise YamlError(f"{self._name}:{line}", f"aliases expand this file to more than {MAX_VALUES} values")
         if node.tag in _READ_AS_TEXT:
             return node.value
         if node.tag not in _PLAIN_TAGS:

@@ -1,0 +1,160 @@
+"""What `headrace models …` and `headrace config explain` print: a table for people, JSON for programs."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from headrace import zoo
+from shared.errors import ExitCode, HeadraceError, StartupError
+from shared.mistakes import nearest
+from shared.repository import Repository, RepositoryError
+from shared.settings_loader import Loaded, variable_of
+
+
+class ModelRow(msgspec.Struct, omit_defaults=True):
+    """One version of one model, or a model that can't be used and why."""
+
+    name: str
+    version: str = ""
+    current: bool = False
+    pipeline: str = ""
+    backend: str = ""
+    nbytes: int = 0
+    created: str = ""
+    source: str = ""
+    licence: str = ""
+    problem: str = ""
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 - anything that has a JSON form
+    """Indented JSON on stdout."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
+
+
+def model_rows(root: Path) -> list[ModelRow]:
+    """All versions of all models. A bad model is a row with its problem; it does not hide the others."""
+    repository = Repository(root)
+    rows: list[ModelRow] = []
+    for name in repository.names():
+        try:
+            current = repository.current(name)
+            rows.extend(_version_row(repository, name, version, current) for version in repository.versions(name))
+        except (RepositoryError, HeadraceError) as error:
+            rows.append(ModelRow(name, problem=error.text))
+    return rows
+
+
+def _version_row(repository: Repository, name: str, version: str, current: str) -> ModelRow:
+    try:
+        found = repository.open(name, version)
+    except RepositoryError as error:
+        return ModelRow(name, version, current=version == current, problem=error.text)
+    return ModelRow(
+        name=name,
+        version=version,
+        current=version == current,
+        pipeline=found.config.pipeline,
+        backend=found.config.backend,
+        nbytes=sum((found.files / file).stat().st_size for file in found.meta.files if (found.files / file).is_file()),
+        created=found.meta.created,
+        source=found.meta.source,
+        licence=found.meta.licence,
+    )
+
+
+def print_models(root: Path, *, as_json: bool) -> None:
+    """`headrace models list`. Raises RepositoryError when there is no repository."""
+    rows = model_rows(root)
+    if as_json:
+        print_json(rows)
+        return
+    console = Console()
+    if not rows:
+        console.print(f"No models in {root}. Get the default one with: headrace models fetch", highlight=False)
+        return
+    table = Table(title=f"Models in {root}", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("model", "version", "current", "pipeline", "size"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
+    for row in rows:
+        mark = Text("●", style="green") if row.current else Text("")
+        size = f"{row.nbytes / 1e6:.1f} MB" if row.nbytes >= 1e5 else f"{row.nbytes / 1e3:.1f} kB"
+        table.add_row(row.name, row.version or "none", mark, row.pipeline, size if row.nbytes else "")
+    console.print(table)
+    for row in rows:
+        if row.problem:  # sentences are too wide for a column
+            console.print(Text("✗ ", style="red") + Text(row.problem))
+
+
+def fetch_with_progress(name: str, root: Path, *, photos: bool, as_json: bool) -> None:
+    """`headrace models fetch`, with what happens shown on stderr."""
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("looking", total=None)
+
+        def report(text: str) -> None:
+            progress.update(task, description=text)
+
+        version = zoo.fetch(name, root, report)
+        found = zoo.fetch_photos(root, report) if photos else []
+    if as_json:
+        print_json({"name": version.name, "version": version.version, "photos": [str(photo.path) for photo in found]})
+        return
+    console = Console()
+    console.print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
+    if found:
+        console.print(f"[green]✓[/] {len(found)} photos in {found[0].path.parent}", highlight=False)
+
+
+def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:
+    """`headrace config explain`. Raises StartupError when no key starts with `prefix`."""
+    values = {key: value for key, value in loaded.values().items() if key == prefix or _under(key, prefix)}
+    if not values:
+        known = [*loaded.origins, *dict.fromkeys(key.split(".", maxsplit=1)[0] for key in loaded.origins)]
+        raise StartupError(
+            ExitCode.BAD_SETTINGS, f"config explain: no setting is called {prefix!a}{nearest(prefix, known)}"
+        )
+    if as_json:
+        print_json({key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()})
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("setting", "value", "from"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "setting")
+    group = ""
+    for key, value in values.items():
+        first = key.split(".", maxsplit=1)[0] if "." in key else ""
+        if first != group:
+            table.add_section()
+            group = first
+        origin = loaded.origins[key]
+        changed = origin != "default"
+        table.add_row(key, _shown(value), origin, style="bold green" if changed else None)
+    console = Console()
+    console.print(table)
+    example = next(iter(values))
+    console.print(f"Override any of them, e.g. {example}, with {variable_of(example)}=…", style="dim", highlight=False)
+
+
+def _under(key: str, prefix: str) -> bool:
+    return not prefix or key.startswith(prefix if prefix.endswith(".") else prefix + ".")
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - values of any setting
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return str(value)
