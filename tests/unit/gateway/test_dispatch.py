@@ -1,0 +1,335 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway import dispatch as dispatch_module
+from gateway import work as work_module
+from gateway.batcher import Batcher
+from gateway.cost_model import CostModel
+from gateway.dispatch import Dispatcher
+from gateway.inflight import InFlight
+from gateway.leases import Lease, Leases
+from gateway.served import ServedModel
+from gateway.work import Outcome, Work
+from gateway.worker_client import Worker, WorkerClient
+from shared.arena import Arena
+from shared.clock import FOREVER_S
+from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost
+from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed, RunBatch
+from shared.settings import WorkerSettings
+from shared.tensors import Tensor
+from tests.support.gateway_parts import FakeRouter, connect_worker, done, served, welcome
+
+LIMIT_S = 5.0
+
+
+class Bench:
+    """A dispatcher over a fake router, with a real arena."""
+
+    def __init__(self, *models: ServedModel, limits: WorkerSettings | None = None) -> None:
+        self.router = FakeRouter()
+        self.arena = Arena.create(1 << 20)
+        self.workers = WorkerClient(self.router, welcome)  # type: ignore[arg-type]  # a fake with the port's names
+        cost = CostModel()
+        self.dispatch = Dispatcher(
+            Batcher(cost.predict), cost, self.workers, InFlight[Work](), limits or WorkerSettings()
+        )
+        self.leases = Leases(self.arena, 1024, 1000)
+        self.leases.nobody_comes = self.dispatch.kick
+        self.workers.connect([self.dispatch])
+        for model in models:
+            self.dispatch.configure(model)
+
+    async def lease(self, model: ServedModel, *, prepared: bool = True) -> Lease:
+        lease = await self.leases.acquire(model, 0, 1)
+        if prepared:
+            lease.prepared()
+        return lease
+
+    async def submit(
+        self, model: ServedModel, word: bytes = b"word", deadline_s: float = FOREVER_S
+    ) -> "asyncio.Future[Outcome]":
+        tensor = Tensor("x", "UINT8", (1, len(word)), word)
+        return self.dispatch.submit(model, [tensor], await self.lease(model), deadline_s)
+
+    def answer(self, worker: Worker, batch: RunBatch) -> None:
+        self.workers.on_message(worker.identity, done(batch))
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(*models: ServedModel, limits: WorkerSettings | None = None) -> Bench:
+        made.append(Bench(*models, limits=limits))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.dispatch._timer is not None:
+            each.dispatch._timer.cancel()
+        each.arena.close()
+
+
+async def test_one_caller_never_waits(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    future = await b.submit(model)
+    (batch,) = b.router.batches()
+    b.answer(worker, batch)
+    assert (await future).tensors[0].data == b"word"
+
+
+async def test_company_that_is_being_prepared_is_waited_for(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    coming = await b.lease(model, prepared=False)
+    await b.submit(model)
+    assert b.router.batches() == []
+    coming.prepared()
+    b.dispatch.submit(model, [], coming, FOREVER_S)
+    (batch,) = b.router.batches()
+    assert len(batch.items) == 2
+
+
+async def test_company_that_failed_to_come_is_not_waited_for(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    with await b.lease(model, prepared=False):
+        await b.submit(model)
+        assert b.router.batches() == []
+    assert len(b.router.batches()) == 1
+
+
+async def test_the_wait_for_company_ends(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=0.001)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    await b.lease(model, prepared=False)  # never comes
+    future = await b.submit(model)
+    async with asyncio.timeout(LIMIT_S):
+        while not b.router.batches():
+            await asyncio.sleep(0)
+    b.answer(worker, b.router.batches()[0])
+    await future
+
+
+async def test_a_batch_is_staged_behind_a_running_one_only_when_full(bench: Callable[..., Bench]) -> None:
+    model = served(max_rows=4, max_wait_s=0.0)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    worker_batches = b.router.batches
+    b.dispatch._cost.seed(dispatch_module.QueueKey(1, ()), [(1, 10.0), (4, 10.0)])
+    await b.submit(model)
+    assert len(worker_batches()) == 1
+    for _ in range(3):
+        await b.submit(model)
+    assert len(worker_batches()) == 1  # three wait: a staged batch could not grow any more
+    await b.submit(model)
+    assert [len(batch.items) for batch in worker_batches()] == [1, 4]
+    for _ in range(9):
+        await b.submit(model)
+    assert len(worker_batches()) == 2  # one running, one staged: never more
+    b.answer(worker, worker_batches()[0])
+    assert [len(batch.items) for batch in worker_batches()] == [1, 4, 4]
+
+
+async def test_answers_match_their_questions(bench: Callable[..., Bench]) -> None:
+    model = served(max_rows=4)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    futures = [await b.submit(model, f"{n:04}".encode()) for n in range(100)]
+    answered = 0
+    while answered < len(b.router.batches()):
+        b.answer(worker, b.router.batches()[answered])
+        answered += 1
+    for number, future in enumerate(futures):
+        assert (await asyncio.wait_for(future, LIMIT_S)).tensors[0].data == f"{number:04}".encode()
+
+
+async def test_a_bad_item_fails_alone(bench: Callable[..., Bench]) -> None:
+    model = served(max_rows=2)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    coming = await b.lease(model, prepared=False)
+    good = await b.submit(model)
+    coming.prepared()
+    bad = b.dispatch.submit(model, [], coming, FOREVER_S)
+    (batch,) = b.router.batches()
+    first, second = batch.items
+    answers = [
+        ItemAnswer(first.item, first.tensors),
+        ItemAnswer(second.item, [], Failure("invalid_input", "no", "run")),
+    ]
+    b.workers.on_message(worker.identity, BatchDone(batch.batch, answers, 0.0, 0.0, 0.0, 2))
+    assert (await good).batch_rows == 2
+    with pytest.raises(InvalidInput, match="no"):
+        await bad
+
+
+async def test_cancelled_while_waiting_leaves_at_once(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    await b.lease(model, prepared=False)
+    future = await b.submit(model)
+    assert b.dispatch.waiting_items() == 1
+    future.cancel()
+    await asyncio.sleep(0)
+    assert b.dispatch.waiting_items() == 0
+    assert b.router.batches() == []
+
+
+async def test_cancelled_at_the_worker_tells_it_and_counts_rows_for_nobody(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    counted: list[int] = []
+    b.dispatch.on_batch = lambda _model, _batch, _done, nobody: counted.append(nobody)
+    worker = connect_worker(b.workers, 1)
+    future = await b.submit(model)
+    future.cancel()
+    await asyncio.sleep(0)
+    (batch,) = b.router.batches()
+    assert b.router.sent[-1] == (worker.identity, CancelItems([batch.items[0].item]))
+    b.answer(worker, batch)  # it was too late
+    assert counted == [1]
+
+
+async def test_expired_items_are_answered_and_never_sent(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    await b.lease(model, prepared=False)
+    future = await b.submit(model, deadline_s=dispatch_module.now_s() + 1000)
+    late_s = dispatch_module.now_s() + 2000
+    monkeypatch.setattr(dispatch_module, "now_s", lambda: late_s)
+    b.dispatch.kick()
+    with pytest.raises(DeadlineExceeded):
+        await future
+    assert b.router.batches() == []
+
+
+async def test_a_lost_worker_costs_one_more_try_alone(bench: Callable[..., Bench]) -> None:
+    model = served(max_rows=4)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    coming = await b.lease(model, prepared=False)
+    futures = [await b.submit(model)]
+    coming.prepared()
+    futures.append(b.dispatch.submit(model, [], coming, FOREVER_S))
+    assert [len(batch.items) for batch in b.router.batches()] == [2]
+    b.workers.on_lost(worker.identity)
+    assert not any(future.done() for future in futures)
+    worker = connect_worker(b.workers, 1)
+    retried = b.router.batches()[1:]
+    assert [len(batch.items) for batch in retried] == [1, 1]  # suspects travel alone
+    for batch in retried:
+        b.answer(worker, batch)
+    await asyncio.gather(*futures)
+
+
+async def test_lost_twice_is_unavailable(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    future = await b.submit(model)
+    b.workers.on_lost(worker.identity)
+    b.workers.on_lost(connect_worker(b.workers, 1).identity)
+    with pytest.raises(ProcessLost, match="lost twice"):
+        await future
+
+
+async def test_waiting_items_are_kept_for_the_next_worker(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    await b.lease(model, prepared=False)
+    future = await b.submit(model)
+    b.workers.on_lost(worker.identity)
+    assert b.dispatch.waiting_items() == 1
+    worker = connect_worker(b.workers, 1)
+    model.preparing_rows = 0
+    b.dispatch.kick()
+    b.answer(worker, b.router.batches()[-1])
+    await asyncio.wait_for(future, LIMIT_S)
+
+
+async def test_a_worker_that_does_not_come_back_in_time_is_unavailable(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model, limits=WorkerSettings(return_limit_ms=1))
+    future = await b.submit(model)
+    with pytest.raises(ProcessLost, match=r"worker\.return_limit_ms"):
+        await asyncio.wait_for(future, LIMIT_S)
+
+
+async def test_a_model_that_fails_to_load_answers_what_waits_for_it(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    worker = connect_worker(b.workers)
+    future = await b.submit(model)
+    b.workers.on_message(worker.identity, ModelFailed(1, Failure("not_ready", "weights do not fit", "load")))
+    with pytest.raises(NotReady, match="weights do not fit"):
+        await asyncio.wait_for(future, LIMIT_S)
+
+
+async def test_a_hung_worker_is_killed_once(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served()
+    b = bench(model, limits=WorkerSettings(hang_limit_ms=2000))
+    worker = connect_worker(b.workers, 1)
+    killed: list[Worker] = []
+    monkeypatch.setattr(b.workers, "kill", killed.append)
+    await b.submit(model)
+    b.dispatch.tick()
+    assert killed == []
+    late_s = dispatch_module.now_s() + 2.5
+    monkeypatch.setattr(dispatch_module, "now_s", lambda: late_s)
+    b.dispatch.tick()
+    b.dispatch.tick()
+    assert killed == [worker]
+
+
+async def test_two_workers_share_the_load_and_the_death_of_one_loses_nothing(bench: Callable[..., Bench]) -> None:
+    model = served(max_rows=1)
+    b = bench(model)
+    first = connect_worker(b.workers, 1, name="worker-0")
+    second = connect_worker(b.workers, 1, name="worker-1")
+    futures = [await b.submit(model) for _ in range(2)]
+    assert {identity for identity, _ in b.router.sent if isinstance(_, RunBatch)} == {first.identity, second.identity}
+    b.workers.on_lost(first.identity)
+    answered: set[int] = set()
+    while not all(future.done() for future in futures):
+        for identity, message in list(b.router.sent):
+            if isinstance(message, RunBatch) and identity == second.identity and message.batch not in answered:
+                answered.add(message.batch)
+                b.answer(second, message)
+        await asyncio.sleep(0)
+    assert [future.result().batch_rows for future in futures] == [1, 1]
+
+
+async def test_a_full_worker_queue_parks_the_items(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    b.router.full = True
+    future = await b.submit(model)
+    assert b.dispatch.waiting_items() == 1
+    b.workers.on_lost(worker.identity)
+    b.router.full = False
+    b.answer(connect_worker(b.workers, 1), b.router.batches()[0])
+    await asyncio.wait_for(future, LIMIT_S)
+
+
+def test_padding_counts_where_the_device_computes_it() -> None:
+    router = FakeRouter()
+    workers = WorkerClient(router, welcome)  # type: ignore[arg-type]  # a fake with the port's names
+    worker = connect_worker(workers)
+    batch = dispatch_module.Batch(dispatch_module.QueueKey(1, ()), [], 3, 4)
+    assert work_module.cost_rows(batch, worker) == 3
+    worker.device = "cuda:0"
+    assert work_module.cost_rows(batch, worker) == 4
