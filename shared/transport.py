@@ -94,8 +94,9 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
 
 def _socket(kind: int, high_water_mark: int) -> zmq.Socket[bytes]:
     socket = _context().socket(kind)
-    socket.setsockopt(zmq.SNDHWM, high_water_mark)
-    socket.setsockopt(zmq.RCVHWM, high_water_mark)
+    # ZeroMQ hands credit back in steps of half the mark, so only half of it can be relied on.
+    socket.setsockopt(zmq.SNDHWM, 2 * high_water_mark)
+    socket.setsockopt(zmq.RCVHWM, 2 * high_water_mark)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -105,7 +106,7 @@ def _socket(kind: int, high_water_mark: int) -> zmq.Socket[bytes]:
 class Router(_Codec[In, Out]):
     """The gateway's end: knows its peers by identity. One thread, the event loop's.
 
-    `high_water_mark` bounds the messages queued per peer; beyond it `send` returns False.
+    `high_water_mark` messages per peer can always be under way; some multiples of it later `send` returns False.
     """
 
     def __init__(

@@ -1,3 +1,4 @@
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -112,7 +113,9 @@ Step = tuple[str, int, int]
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from(["lease", "close", "lend", "back"]), st.integers(0, 99), st.integers(0, MIB))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["lease", "close", "lend", "back"]), st.integers(0, 99), st.integers(0, MIB)))
+)
 def test_slots_in_use_or_quarantine_never_overlap_and_all_comes_back(steps: list[Step]) -> None:
     arena = Arena.create(MIB)
     slots, lent = [], []
@@ -129,7 +132,7 @@ def test_slots_in_use_or_quarantine_never_overlap_and_all_comes_back(steps: list
         elif what == "back" and lent:
             lent.pop(pick % len(lent)).give_back("worker-0")
         spans = sorted((slot.ref.offset, slot.ref.nbytes) for slot in {*slots, *lent})
-        for (first, length), (second, _) in zip(spans, spans[1:], strict=False):
+        for (first, length), (second, _) in itertools.pairwise(spans):
             assert first + length <= second
         assert sum(arena.stats()[:3]) == MIB
     for slot in slots:

@@ -25,18 +25,18 @@ def test_blocks_never_overlap_and_everything_merges_back(steps: list[tuple[bool,
     buddy = Buddy(PAGES * MIN_BLOCK)
     held: list[tuple[int, int]] = []
     pages: set[int] = set()
-    for take, order, pick in steps:
+    for take, wanted, pick in steps:
         if take:
-            offset = buddy.take(order)
+            offset = buddy.take(wanted)
             if offset is None:
-                assert not _aligned_room(pages, order)
+                assert not _aligned_room(pages, wanted)
                 continue
-            block = set(range(offset // MIN_BLOCK, offset // MIN_BLOCK + (1 << order)))
-            assert offset % (MIN_BLOCK << order) == 0
+            block = set(range(offset // MIN_BLOCK, offset // MIN_BLOCK + (1 << wanted)))
+            assert offset % (MIN_BLOCK << wanted) == 0
             assert max(block) < PAGES
             assert not block & pages
             pages |= block
-            held.append((order, offset))
+            held.append((wanted, offset))
         elif held:
             order, offset = held.pop(pick % len(held))
             buddy.give(order, offset)
