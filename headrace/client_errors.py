@@ -85,8 +85,8 @@ _NUMBERS = {code.value[0]: code for code in grpc.StatusCode}
 
 _WITHOUT_REASON = {
     # No word of ours in the trailers: gRPC itself answered, at the server's door or on this side of the network.
-    grpc.StatusCode.UNAVAILABLE: "unreachable",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "too_large",
+    grpc.StatusCode.UNAVAILABLE: ("unreachable", "no server answers: {}"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ("too_large", "{}; the server's setting is gateway.max_message_bytes"),
 }
 
 
@@ -98,10 +98,12 @@ def trailers_of(metadata: Iterable[Any] | None) -> Trailers:
 def from_call(code: grpc.StatusCode, details: str | None, metadata: Iterable[Any] | None) -> InferenceError:
     """A failed call's status as its exception."""
     trailers = trailers_of(metadata)
-    reason = trailers.get(_REASON) or _WITHOUT_REASON.get(code) or code.name.lower()
+    reason, text = trailers.get(_REASON, ""), "{}"
+    if not reason:
+        reason, text = _WITHOUT_REASON.get(code, (code.name.lower(), text))
     pushback = trailers.get(_PUSHBACK, "")
     return _type_of(code, reason)(
-        details or code.name,
+        text.format(details or code.name),
         code=code,
         reason=reason,
         retry_after_ms=int(pushback) if pushback.isdecimal() else None,  # a negative one means: don't

@@ -1,14 +1,18 @@
 """A flow and a server state without processes, with the names of `gateway/flow.py` and `gateway/readiness.py`."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+
+from gateway.api.server import RunningGrpc, start_grpc
 
 from gateway.request import Answer, Request
 from gateway.state import ModelState
 from shared.errors import HeadraceError
 from shared.results import Classification, Label
 from shared.results import Result as FlowResult
+from shared.settings import Settings
 
 VERSION = "0123456789abcdef"
 
@@ -102,3 +106,20 @@ class State:
             model.phase = "ready" if reason is None else "loading"
         for changed in self._subscribers:
             changed()
+
+
+def settings(**groups: dict[str, Any]) -> Settings:
+    """Settings with free ports; `gateway={"drain_ms": 5}` and the like."""
+    free = {"grpc_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
+    gateway = free | groups.pop("gateway", {})
+    return Settings.model_validate({"gateway": gateway, **groups})
+
+
+@contextlib.asynccontextmanager
+async def serving(flow: Flow, state: State, chosen: Settings | None = None) -> AsyncIterator[RunningGrpc]:
+    """A real gRPC server over the fakes, on a free port of this process's event loop."""
+    running = await start_grpc(chosen or settings(), flow, state)
+    try:
+        yield running
+    finally:
+        await running.stop(0.0)

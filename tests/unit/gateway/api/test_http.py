@@ -1,0 +1,69 @@
+import socket
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.api.http import build_app, start_http
+from shared.errors import ExitCode, StartupError
+from tests.support.fake_flow import State, settings
+
+
+def client(state: State, registry: CollectorRegistry | None = None) -> httpx.AsyncClient:
+    app = build_app(state, registry or CollectorRegistry())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge")
+
+
+async def test_healthz_answers_whatever_the_models_do() -> None:
+    state = State()
+    state.set_reason("no worker has said hello")
+    async with client(state) as http:
+        answer = await http.get("/healthz")
+
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+
+
+async def test_readyz_says_why_not() -> None:
+    state = State()
+    async with client(state) as http:
+        ready = await http.get("/readyz")
+        state.set_reason("model fake: no worker has loaded it")
+        not_ready = await http.get("/readyz")
+
+    assert (ready.status_code, ready.text) == (200, "ready\n")
+    assert (not_ready.status_code, not_ready.text) == (503, "model fake: no worker has loaded it\n")
+
+
+async def test_metrics_are_those_of_the_registry() -> None:
+    registry = CollectorRegistry()
+    Counter("rows", "Rows.", registry=registry).inc(3)
+    async with client(State(), registry) as http:
+        answer = await http.get("/metrics")
+
+    assert "rows_total 3.0" in answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_debug_is_json() -> None:
+    async with client(State("a", "b")) as http:
+        assert (await http.get("/debug")).json() == {"models": ["a", "b"], "queue": {"fake": 0}}
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/"])
+async def test_there_is_nothing_else(path: str) -> None:
+    async with client(State()) as http:
+        assert (await http.get(path)).status_code == 404
+
+
+async def test_a_used_port_is_in_use_and_a_foreign_address_a_bad_setting() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(StartupError, match=rf"gateway\.http_address {address}") as used:
+            await start_http(settings(gateway={"http_address": address}), State(), CollectorRegistry())
+    with pytest.raises(StartupError, match=r"gateway\.http_address 192\.0\.2\.1:0") as foreign:
+        await start_http(settings(gateway={"http_address": "192.0.2.1:0"}), State(), CollectorRegistry())
+
+    assert used.value.exit_code is ExitCode.IN_USE
+    assert foreign.value.exit_code is ExitCode.BAD_SETTINGS
