@@ -27,6 +27,8 @@ _LENGTH = 4
 """Bytes before each message: its length, little endian."""
 _MAX_MESSAGE = 4096
 """A greeting is a few names and numbers."""
+_MAX_FDS = 4
+"""Descriptors taken from one answer; it carries one."""
 _HELLO_LIMIT_S = 2.0
 """A worker says Hello right after it connected; a peer that does not is cut off."""
 _MAX_GREETING = 32
@@ -95,10 +97,11 @@ class Welcomer:
             self._listener.close()
             self._listener = None
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         while True:
@@ -112,24 +115,26 @@ class Welcomer:
                 self.bad_greetings += 1
                 stream.close()
             else:
-                self._spawn(loop, self._serve(loop, stream))
+                self._greeting += 1
+                task = self._spawn(loop, self._serve(loop, stream))
+                # In a callback, since a task that is cancelled before its first step runs no `finally`.
+                task.add_done_callback(lambda _, stream=stream: stream.close())  # type: ignore[misc]  # binds it now
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, stream: socket.socket) -> None:
-        with stream:
-            stream.settimeout(0)
-            identity = await self._greet(loop, stream)
-            if identity is None:
-                return
-            self._streams[identity] = stream
-            try:
-                await _end_of(loop, stream)
-            finally:
-                del self._streams[identity]
+        stream.settimeout(0)
+        identity = await self._greet(loop, stream)
+        if identity is None:
+            return
+        self._streams[identity] = stream
+        try:
+            await _end_of(loop, stream)
+        finally:
+            del self._streams[identity]
+        stream.close()
         self._call_lost(identity)
 
     async def _greet(self, loop: asyncio.AbstractEventLoop, stream: socket.socket) -> bytes | None:
         """The welcomed worker's identity, or None when it is not welcome."""
-        self._greeting += 1
         try:
             async with asyncio.timeout(_HELLO_LIMIT_S):
                 hello = await _read_hello(loop, stream)
@@ -282,8 +287,12 @@ def _read_answer(stream: socket.socket, until_s: float, fds: list[int]) -> Welco
     data = b""
     while True:
         stream.settimeout(max(0.001, until_s - now_s()))
-        part, received, _, _ = socket.recv_fds(stream, _LENGTH + _MAX_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
-        fds += received
+        part, control, _, _ = stream.recvmsg(
+            _LENGTH + _MAX_MESSAGE, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, attached in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds += struct.unpack(f"{len(attached) // 4}i", attached)
         if not part:
             raise EOFError
         data += part

@@ -1,0 +1,137 @@
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from shared.errors import ExitCode, StartupError
+from shared.runtime_dir import RuntimeDir
+
+HOLD = """
+import sys
+from pathlib import Path
+from shared.runtime_dir import RuntimeDir
+RuntimeDir.open(Path(sys.argv[1])).lock("gateway")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="hr-") as name:  # short: a socket's path has 107 bytes
+        yield Path(name)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(StartupError) as caught:
+        RuntimeDir.open(path)
+    assert caught.value.exit_code == ExitCode.BAD_SETTINGS
+    assert caught.value.text.startswith(f"runtime_dir {path} ")
+    return caught.value.text
+
+
+def test_the_folder_is_private_and_gone_after_a_clean_stop(parent: Path) -> None:
+    runtime = RuntimeDir.open(parent / "run")
+    assert (parent / "run").stat().st_mode & 0o777 == 0o700
+    runtime.lock("gateway")
+    private = runtime.private(0xAB)
+    assert private.name == "gateway-00000000000000ab"
+    assert private.stat().st_mode & 0o777 == 0o700
+    (private / "pool.sock").touch()
+    runtime.close()
+    runtime.close()
+    assert list(parent.iterdir()) == []
+
+
+def test_others_keep_the_folder_alive(parent: Path) -> None:
+    gateway, worker = RuntimeDir.open(parent / "run"), RuntimeDir.open(parent / "run")
+    gateway.lock("gateway")
+    worker.lock("worker-0")
+    gateway.close()
+    assert [path.name for path in (parent / "run").iterdir()] == ["worker-0.lock"]
+    worker.close()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_lock_survives_that_the_last_process_has_just_removed_the_folder(parent: Path) -> None:
+    early, late = RuntimeDir.open(parent / "run"), RuntimeDir.open(parent / "run")
+    early.close()
+    late.lock("gateway")
+    assert (parent / "run" / "gateway.lock").exists()
+    late.close()
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o707, 0o777])
+def test_a_folder_that_lets_others_in_is_refused(parent: Path, mode: int) -> None:
+    (parent / "run").mkdir()
+    (parent / "run").chmod(mode)
+    assert f"mode {mode:04o}" in refused(parent / "run")
+
+
+def test_a_link_and_a_file_are_refused(parent: Path) -> None:
+    (parent / "real").mkdir(0o700)
+    (parent / "link").symlink_to(parent / "real")
+    assert "link or file" in refused(parent / "link")
+    (parent / "file").touch()
+    refused(parent / "file")
+
+
+def test_a_foreign_folder_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (parent / "run").mkdir(0o700)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert f"belongs to user {owner}" in refused(parent / "run")
+
+
+def test_a_path_too_long_for_a_socket_is_refused(parent: Path) -> None:
+    assert "too long for a Unix socket" in refused(parent / ("x" * 80))
+
+
+def test_the_default_is_the_users_own(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
+    assert RuntimeDir.open(None).path == parent / "headrace"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(parent))
+    assert RuntimeDir.open(None).path == parent / f"headrace-{os.getuid()}"
+
+
+def test_a_second_start_exits_3_naming_the_first_and_a_dead_holder_does_not_count(parent: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(parent / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        runtime = RuntimeDir.open(parent / "run")
+        with pytest.raises(StartupError, match=f"gateway already runs in .* \\(pid {holder.pid}\\)") as caught:
+            runtime.lock("gateway")
+        assert caught.value.exit_code == ExitCode.IN_USE
+        runtime.lock("worker-0")  # another role is free
+        holder.kill()
+    runtime.lock("gateway")
+    runtime.close()
+
+
+def test_a_released_lock_can_be_taken_again(parent: Path) -> None:
+    runtime = RuntimeDir.open(parent / "run")
+    runtime.lock("gateway").release()
+    runtime.lock("gateway")
+    runtime.close()
+
+
+def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) -> None:
+    runtime = RuntimeDir.open(parent / "run")
+    runtime.lock("gateway")
+    dead = runtime.path / "gateway-00000000000000ff"
+    dead.mkdir()
+    (dead / "worker.sock").touch()
+    runtime.gateway_socket().touch()
+    own = runtime.private(1)
+    (runtime.path / "notes").touch()
+    runtime.sweep()
+    assert sorted(path.name for path in runtime.path.iterdir()) == [own.name, "gateway.lock", "notes"]
+    runtime.close()
