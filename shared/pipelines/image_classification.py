@@ -5,7 +5,7 @@ on the device, and its head reduces the logits to the best k classes, so that on
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 
@@ -18,6 +18,8 @@ from shared.tensors import Array, TensorSpec
 if TYPE_CHECKING:
     import torch
 
+    from shared.image_geometry import Pixels
+
 Colour = Annotated[int, msgspec.Meta(ge=0, le=255)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -27,7 +29,7 @@ class ImageClassificationConfig(Config, frozen=True):
 
     size: Annotated[int, msgspec.Meta(ge=1, le=2048)] = 224
     """Height and width of the network's input, in pixels."""
-    crop_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.875
+    crop_fraction: Annotated[float, msgspec.Meta(ge=0.5, le=1)] = 0.875
     """The shorter side is resized to size / crop_fraction, and the centre of size × size is kept."""
     mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
     """Subtracted from red, green, blue; in units of 0..255."""
@@ -82,7 +84,7 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
         """Fill `out[0]`, uint8 [1, size, size, 3] in the arena, with the upright RGB crop. Raises InvalidInput."""
         from shared import images  # noqa: PLC0415 - OpenCV: the gateway and the worker load this file without it
 
-        images.fill_crop(item.data, out[0][0], self.config.crop_fraction, self.config.background)
+        images.fill_crop(item.data, cast("Pixels", out[0][0]), self.config.crop_fraction, self.config.background)
         return Prepared(tensors=[out[0]])
 
     def normalise(self, inputs: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":

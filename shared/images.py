@@ -1,0 +1,168 @@
+"""Encoded image bytes → upright RGB pixels. Used by pool processes only: it imports OpenCV.
+
+Whatever the bytes are, the outcome is a whole image or InvalidInput with one sentence: never a part of an image,
+never another exception. Pixels are uint8 RGB, rows first (HWC).
+"""
+
+from typing import TypeAlias
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidInput
+from shared.image_frames import first_frame_of_gif, first_frame_of_png
+from shared.image_geometry import Pixels, scale_crop, upright
+from shared.image_header import ImageHeader, read_header
+
+Colour: TypeAlias = tuple[int, int, int]
+WHITE: Colour = (255, 255, 255)
+
+_REDUCED = {
+    1: 0,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
+"""Flags of JPEG's reduced decode; the colour flag beside them decides that it is not grey."""
+
+_BAND_BYTES = 1 << 20
+"""Working memory of one step of compositing: stays in the CPU's cache, and small for large images."""
+
+
+class _Limits:
+    max_pixels = 50_000_000
+
+
+def set_max_pixels(max_pixels: int) -> None:
+    """Set this process's pixel limit (`pool.max_pixels`); once, at start."""
+    _Limits.max_pixels = max_pixels
+
+
+def decode(data: bytes | memoryview, background: Colour = WHITE) -> Pixels:
+    """The whole image, upright, as uint8 [height, width, 3] RGB; transparent pixels show `background`.
+
+    Of an animation the first frame, of a TIFF the first page. Raises InvalidInput.
+    """
+    header = _checked_header(data)
+    return np.ascontiguousarray(upright(_decode_stored(data, header, 1, background), header.orientation))
+
+
+def fill_crop(data: bytes | memoryview, out: Pixels, crop_fraction: float, background: Colour = WHITE) -> None:
+    """Fill `out`, uint8 [size, size, 3], with the upright centre crop of the image.
+
+    The shorter side is scaled to size / crop_fraction, then the centre is kept. A JPEG of at least twice that size is
+    decoded at a half, quarter or eighth. Raises InvalidInput; `out` is then undefined.
+    """
+    header = _checked_header(data)
+    size = out.shape[0]
+    short = round(size / crop_fraction)
+    stored = _decode_stored(data, header, reduction(header, short), background)
+    if header.orientation == 1:
+        scale_crop(stored, short, out)
+    else:
+        # Turned after scaling, since the crop is far smaller than the photo.
+        np.copyto(out, upright(scale_crop(stored, short, np.empty_like(out)), header.orientation))
+
+
+def reduction(header: ImageHeader, short: int) -> int:
+    """By how much (1, 2, 4, 8) the decoder may shrink the image so that its shorter side stays at least `short`."""
+    if header.format != "JPEG":
+        return 1  # other formats are decoded whole anyway
+    return max(by for by in _REDUCED if by == 1 or min(header.width, header.height) >= by * short)
+
+
+def _checked_header(data: bytes | memoryview) -> ImageHeader:
+    header = read_header(data)
+    if header.width * header.height > _Limits.max_pixels:
+        raise InvalidInput(
+            f"the image has {header.width} × {header.height} pixels, more than pool.max_pixels ({_Limits.max_pixels})"
+        )
+    return header
+
+
+# ------------------------------------------------------------------ decoding
+
+
+def _decode_stored(data: bytes | memoryview, header: ImageHeader, reduce: int, background: Colour) -> Pixels:
+    """Decode as stored, orientation not applied: uint8 RGB."""
+    if header.animated:
+        data = _first_frame(memoryview(data), header)
+    if header.alpha:
+        image = _to_8_bit(_imdecode(data, cv2.IMREAD_UNCHANGED, header), header)
+        return _on_background(image, header, background)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION | _REDUCED[reduce]
+    if header.depth > 8 and header.format == "PNG":
+        # Scaled and rounded here. TIFF scales well by itself, and with this flag OpenCV 5.0 shows unwritten memory.
+        flags |= cv2.IMREAD_ANYDEPTH
+    image = _imdecode(data, flags, header)
+    if header.transparent_grey is None:
+        return _to_8_bit(image, header)
+    unit = (256**image.itemsize - 1) // (2**header.depth - 1)  # the decoder stretches 1, 2 and 4 bits to 8
+    transparent = image[:, :, 0] == header.transparent_grey * unit
+    image = _to_8_bit(image, header)
+    image[transparent] = background
+    return image
+
+
+def _imdecode(data: bytes | memoryview, flags: int, header: ImageHeader) -> Pixels:
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except (cv2.error, MemoryError):
+        image = None
+    if image is None:
+        raise _undecodable(header)
+    return image
+
+
+def _undecodable(header: ImageHeader) -> InvalidInput:
+    return InvalidInput(f"the image can't be decoded: its {header.format} data is truncated, broken or unsupported")
+
+
+def _to_8_bit(image: Pixels, header: ImageHeader) -> Pixels:
+    """16 bits are scaled, not clipped: 65535 becomes 255."""
+    if image.dtype == np.uint8:
+        return image
+    if image.dtype == np.uint16:
+        return cv2.convertScaleAbs(image, alpha=1 / 257)
+    raise _undecodable(header)
+
+
+def _on_background(image: Pixels, header: ImageHeader, background: Colour) -> Pixels:
+    """What the decoder gives unchanged (grey, BGR or BGRA, uint8) → RGB over the background."""
+    if image.ndim == 2:
+        return cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
+    if image.shape[2] == 3:
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    if image[:, :, 3].min() == 255:
+        return cv2.cvtColor(image, cv2.COLOR_BGRA2RGB)
+    height, width = image.shape[:2]
+    mixed = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _BAND_BYTES // (8 * width))
+    for top in range(0, height, rows):
+        band = slice(top, top + rows)
+        _mix(image[band], mixed[band], np.array(background, np.uint16), premultiplied=header.premultiplied)
+    return mixed
+
+
+def _mix(bgra: Pixels, out: Pixels, background: npt.NDArray[np.uint16], *, premultiplied: bool) -> None:
+    colour = bgra[:, :, 2::-1].astype(np.uint16)
+    alpha = bgra[:, :, 3:].astype(np.uint16)
+    shown = (255 - alpha) * background
+    if premultiplied:
+        # Broken files have colours above their alpha; they must not wrap.
+        colour = np.minimum(colour, alpha) * np.uint16(255)
+    else:
+        colour *= alpha
+    colour += shown
+    # Rounded division by 255, exact in 16 bits.
+    colour += 128
+    colour += colour >> 8
+    np.right_shift(colour, 8, out=out, casting="unsafe")
+
+
+def _first_frame(view: memoryview, header: ImageHeader) -> bytes:
+    try:
+        return first_frame_of_png(view) if header.format == "PNG" else first_frame_of_gif(view)
+    except (ValueError, IndexError):
+        raise _undecodable(header) from None
