@@ -1,132 +1,23 @@
 """Which items run next, and when: the batcher. Pure policy of the gateway process; time is passed in.
 
-One queue per `QueueKey`, plus one for its suspects, which travel alone. Inside a queue the earliest deadline goes
-first (ties in order of arrival); among queues that are ready, the one whose oldest item has waited longest.
+One queue per `QueueKey`, plus one for its suspects, which travel alone. Inside a queue the earliest deadline that can
+still be met goes first (ties in order of arrival); among queues that are ready, the one whose oldest item has waited
+longest.
 
 Cost: `add` and `remove` are O(log n) in the waiting items of one queue, `next_batch` O(k log n) for a batch of k items
-plus one look at each queue that is not empty. Removal is lazy: an entry whose item has left is skipped when it comes
-to the top, and a heap that is mostly such entries is rebuilt.
+plus one look at each queue that is not empty.
 """
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from itertools import count
 
-import msgspec
-
+from gateway.batch_queue import LATE, NOT_WAITING, Batch, BatchLimits, Queue, QueuedItem
 from gateway.cost_model import QueueKey
 
 __all__ = ["Batch", "BatchLimits", "Batcher", "QueueKey", "QueuedItem"]
 
-NOT_WAITING = 0
-LATE = -1
 ALWAYS_S = float("-inf")
 NEVER_S = float("inf")
-SPARE_ENTRIES = 64
-"""A heap may hold this many left entries beyond the live ones before it is rebuilt."""
-
-
-class QueuedItem(msgspec.Struct, eq=False, gc=False):
-    """One item that waits for company. May be added again (a second try) once it has left the batcher.
-
-    Nothing in it may be changed while it waits.
-    """
-
-    item: int
-    """Unique among waiting items."""
-    key: QueueKey
-    rows: int
-    deadline_s: float
-    """Absolute; once reached, the item leaves through `expired`."""
-    queued_s: float
-    """Since when it waits. A second try may carry its first time."""
-    alone: bool = False
-    """A suspect after a process death: runs without company, and so never waits for any."""
-    ticket: int = NOT_WAITING
-    """The batcher's own mark: its order of arrival while it waits."""
-
-
-class BatchLimits(msgspec.Struct, frozen=True):
-    """One model's batching, as in the settings group `batching`."""
-
-    max_rows: int
-    max_wait_s: float
-    sizes: tuple[int, ...]
-    """Rising, the last one is `max_rows`."""
-
-    def __post_init__(self) -> None:
-        if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError(f"sizes {self.sizes} must be positive and rise")
-        if self.sizes[-1] != self.max_rows:
-            raise ValueError(f"sizes {self.sizes} must end with max_rows ({self.max_rows})")
-        if not 0 <= self.max_wait_s < NEVER_S:
-            raise ValueError(f"max_wait_s ({self.max_wait_s}) must be at least 0 and finite")
-
-    def padded(self, rows: int) -> int:
-        """The smallest allowed size that holds `rows`; `rows` itself above the largest one."""
-        for size in self.sizes:
-            if size >= rows:
-                return size
-        return rows
-
-
-class Batch(msgspec.Struct, eq=False, gc=False):
-    """What runs as one forward pass, in order of deadline."""
-
-    key: QueueKey
-    items: list[QueuedItem]
-    rows: int
-    padded_rows: int
-
-
-_Entry = tuple[float, int, QueuedItem]
-"""(deadline or waiting since, ticket, item); of an item that still waits as long as the tickets agree."""
-
-
-class _Queue:
-    """The waiting items of one key. Both heaps start with the entry of an item that still waits."""
-
-    __slots__ = ("ages", "deadlines", "items", "key", "limits", "rows", "solo")
-
-    def __init__(self, key: QueueKey, limits: BatchLimits, *, solo: bool) -> None:
-        self.key = key
-        self.limits = limits
-        self.solo = solo
-        self.items = 0
-        self.rows = 0
-        self.deadlines: list[_Entry] = []
-        self.ages: list[_Entry] = []
-
-    def push(self, item: QueuedItem, ticket: int) -> None:
-        item.ticket = ticket
-        self.items += 1
-        self.rows += item.rows
-        heappush(self.deadlines, (item.deadline_s, ticket, item))
-        heappush(self.ages, (item.queued_s, ticket, item))
-
-    def pop(self) -> QueuedItem:
-        """Take out the item with the earliest deadline; `tidy` must follow."""
-        item = heappop(self.deadlines)[2]
-        self.leave(item)
-        deadlines = self.deadlines
-        while deadlines and deadlines[0][2].ticket != deadlines[0][1]:
-            heappop(deadlines)
-        return item
-
-    def leave(self, item: QueuedItem) -> None:
-        """Its entries are left behind; `tidy` must follow."""
-        item.ticket = NOT_WAITING
-        self.items -= 1
-        self.rows -= item.rows
-
-    def tidy(self) -> None:
-        """Bring a waiting item to the top of each heap again."""
-        for heap in (self.deadlines, self.ages):
-            while heap and heap[0][2].ticket != heap[0][1]:
-                heappop(heap)
-            if len(heap) > 2 * self.items + SPARE_ENTRIES:
-                heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
-                heapify(heap)
 
 
 class Batcher:
@@ -136,14 +27,28 @@ class Batcher:
     batch was observed) and again at `due`.
     """
 
-    __slots__ = ("_late", "_limits", "_margin_s", "_predict", "_queues", "_tickets", "_waiting")
+    __slots__ = ("_caution", "_late", "_lead_s", "_limits", "_margin_s", "_predict", "_queues", "_tickets", "_waiting")
 
-    def __init__(self, predict: Callable[[QueueKey, int], float], *, margin_s: float = 0.002) -> None:
-        """`predict` is the cost model's; `margin_s` is what a result needs on top, from the worker to the caller."""
+    def __init__(
+        self,
+        predict: Callable[[QueueKey, int], float],
+        *,
+        caution: float = 1.1,
+        margin_s: float = 0.002,
+        lead_s: float = 0.002,
+    ) -> None:
+        """A batch must be done in time by `caution` times the prediction and `margin_s` on top.
+
+        `predict` is the cost model's. Under overload every batch holds items at the edge of their deadline, so a batch
+        that takes a little longer than predicted would be late as a whole. `margin_s` also covers the way from the
+        worker to the caller. A batch that waits goes `lead_s` before it must: timers fire late.
+        """
         self._predict = predict
+        self._caution = caution
         self._margin_s = margin_s
+        self._lead_s = lead_s
         self._limits: dict[int, BatchLimits] = {}
-        self._queues: dict[tuple[QueueKey, bool], _Queue] = {}  # only those that are not empty
+        self._queues: dict[tuple[QueueKey, bool], Queue] = {}  # only those that are not empty
         self._waiting: dict[int, QueuedItem] = {}
         self._late: list[QueuedItem] = []
         self._tickets = count(1)
@@ -183,7 +88,7 @@ class Batcher:
         place = (key, item.alone)
         queue = self._queues.get(place)
         if queue is None:
-            queue = self._queues[place] = _Queue(key, limits, solo=item.alone)
+            queue = self._queues[place] = Queue(key, limits, solo=item.alone)
         queue.push(item, next(self._tickets))
         self._waiting[item.item] = item
 
@@ -200,23 +105,34 @@ class Batcher:
         self._settle(queue)
         return True
 
-    def next_batch(self, now_s: float, *, worker_idle: bool, expected_rows: Callable[[int], int]) -> Batch | None:
+    def next_batch(
+        self,
+        now_s: float,
+        *,
+        worker_idle: bool,
+        expected_rows: Callable[[int], int],
+        start_s: float | None = None,
+    ) -> Batch | None:
         """Take out the batch that should go to the worker now, or None. Call again until None while there is room.
 
         `worker_idle`: nothing runs or is staged. `expected_rows(model)`: rows that will be added soon (being
-        prepared). Items whose deadline has come are never in a batch; they leave through `expired`.
+        prepared). `start_s`: when the worker would start this batch, behind what it holds; by default now.
+
+        No item is run for nobody: whose deadline has come, or would come before the batch is done, leaves through
+        `expired` instead. An idle worker is given a queue's last item all the same, so that a cost that was
+        overestimated can be learned anew.
         """
         self._set_late_aside(now_s)
-        chosen: _Queue | None = None
-        for queue in self._queues.values():
-            if chosen is not None and chosen.ages[0] < queue.ages[0]:
-                continue
-            if self._ready_s(queue) <= now_s or (worker_idle and expected_rows(queue.key.model) == 0):
-                chosen = queue
-        return self._take(chosen) if chosen is not None else None
+        idle = int(worker_idle)
+        if start_s is None:
+            start_s = now_s
+        while (queue := self._choose(now_s, idle, expected_rows)) is not None:
+            if not self._shed(queue, start_s, keep=idle):
+                return self._take(queue, self._room(queue, start_s))
+        return None
 
     def expired(self, now_s: float) -> list[QueuedItem]:
-        """Take out and return the items whose deadline has come."""
+        """Take out and return the items whose deadline has come or, as `next_batch` found, can't be met any more."""
         self._set_late_aside(now_s)
         if not self._late:
             return []
@@ -235,9 +151,9 @@ class Batcher:
         None when there is none. Later than `now_s` unless items wait to be taken by `expired`; a batch that is
         ready already but has no worker gives no time, since only a worker with room changes that.
         """
-        due_s = NEVER_S
         if self._late:
             return now_s
+        due_s = NEVER_S
         for queue in self._queues.values():
             deadline_s = queue.deadlines[0][0]
             if deadline_s <= now_s:
@@ -262,21 +178,66 @@ class Batcher:
         )
         return f"<Batcher {', '.join(queues) or 'empty'}>"
 
-    def _ready_s(self, queue: _Queue) -> float:
+    def _choose(self, now_s: float, idle: int, expected_rows: Callable[[int], int]) -> Queue | None:
+        chosen: Queue | None = None
+        for queue in self._queues.values():
+            if chosen is not None and chosen.ages[0] < queue.ages[0]:
+                continue
+            if self._ready_s(queue) <= now_s or (idle and expected_rows(queue.key.model) == 0):
+                chosen = queue
+        return chosen
+
+    def _ready_s(self, queue: Queue) -> float:
         """From when on the queue goes whether or not the worker is idle."""
         limits = queue.limits
         if queue.solo or queue.rows >= limits.max_rows:  # full, or the next item would not fit
             return ALWAYS_S
         patience_s = queue.ages[0][0] + limits.max_wait_s
-        cost_s = self._predict(queue.key, limits.padded(queue.rows))
-        return min(patience_s, queue.deadlines[0][0] - cost_s - self._margin_s)
+        needs_s = self._needs_s(queue.key, limits.padded(queue.rows))
+        return min(patience_s, queue.deadlines[0][0] - needs_s - self._lead_s)
 
-    def _take(self, queue: _Queue) -> Batch:
+    def _needs_s(self, key: QueueKey, rows: int) -> float:
+        """Seconds from the start of a batch until its answers are surely with the callers."""
+        return self._predict(key, rows) * self._caution + self._margin_s
+
+    def _shed(self, queue: Queue, start_s: float, keep: int) -> bool:
+        """Set aside the items that a batch started then would answer too late, down to `keep`; True if there were any.
+
+        A full queue is held to the time of a full batch: its most urgent items would otherwise shrink the batches or
+        make everybody late, one after another. Elsewhere an item is hopeless when it could not even run alone.
+        """
+        before = queue.items
         limits = queue.limits
+        while queue.items > keep:
+            deadline_s, _, head = queue.deadlines[0]
+            full = queue.rows >= limits.max_rows and not queue.solo
+            rows = limits.max_rows if full else limits.padded(head.rows)
+            if start_s + self._needs_s(queue.key, rows) <= deadline_s:
+                break
+            self._set_aside(queue)
+        if queue.items == before:
+            return False
+        self._settle(queue)
+        return True
+
+    def _room(self, queue: Queue, start_s: float) -> int:
+        """Rows of the queue's next batch: of one that isn't full, no more than lets its tightest deadline be met."""
+        limits = queue.limits
+        deadline_s, _, head = queue.deadlines[0]
+        if queue.solo:
+            return head.rows
+        if queue.rows >= limits.max_rows:
+            return limits.max_rows
+        room = limits.padded(queue.rows)
+        while room > limits.padded(head.rows) and start_s + self._needs_s(queue.key, room) > deadline_s:
+            room = limits.sizes[limits.sizes.index(room) - 1]
+        return room
+
+    def _take(self, queue: Queue, room: int) -> Batch:
         deadlines = queue.deadlines
         items: list[QueuedItem] = []
         rows = 0
-        while deadlines and (not items or rows + deadlines[0][2].rows <= limits.max_rows):
+        while deadlines and (not items or rows + deadlines[0][2].rows <= room):
             item = queue.pop()
             del self._waiting[item.item]
             items.append(item)
@@ -284,17 +245,20 @@ class Batcher:
             if queue.solo:
                 break
         self._settle(queue)
-        return Batch(queue.key, items, rows, limits.padded(rows))
+        return Batch(queue.key, items, rows, queue.limits.padded(rows))
 
     def _set_late_aside(self, now_s: float) -> None:
         for queue in [queue for queue in self._queues.values() if queue.deadlines[0][0] <= now_s]:
             while queue.deadlines and queue.deadlines[0][0] <= now_s:
-                item = queue.pop()
-                item.ticket = LATE
-                self._late.append(item)
+                self._set_aside(queue)
             self._settle(queue)
 
-    def _settle(self, queue: _Queue) -> None:
+    def _set_aside(self, queue: Queue) -> None:
+        item = queue.pop()
+        item.ticket = LATE
+        self._late.append(item)
+
+    def _settle(self, queue: Queue) -> None:
         if queue.items:
             queue.tidy()
         else:

@@ -124,7 +124,10 @@ class Simulation:
         self.ledger.expired += [item.item for item in self.batcher.expired(now_s)]
         while self._outstanding < self.staged:
             batch = self.batcher.next_batch(
-                now_s, worker_idle=self._outstanding == 0, expected_rows=lambda model: self._preparing.get(model, 0)
+                now_s,
+                worker_idle=self._outstanding == 0,
+                expected_rows=lambda model: self._preparing.get(model, 0),
+                start_s=max(now_s, self._free_s),
             )
             if batch is None:
                 break

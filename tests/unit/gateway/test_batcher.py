@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batcher import SPARE_ENTRIES, Batch, Batcher, BatchLimits, QueuedItem, QueueKey
+from gateway.batch_queue import SPARE_ENTRIES
+from gateway.batcher import Batch, Batcher, BatchLimits, QueuedItem, QueueKey
 
 KEY = QueueKey(0)
 LIMITS = BatchLimits(max_rows=8, max_wait_s=4.0, sizes=(1, 2, 4, 8))
@@ -26,10 +27,8 @@ def somebody(model: int) -> int:
     return 1
 
 
-def batcher(
-    limits: BatchLimits = LIMITS, predict: Callable[[QueueKey, int], float] = free, margin_s: float = 0.0
-) -> Batcher:
-    made = Batcher(predict, margin_s=margin_s)
+def batcher(limits: BatchLimits = LIMITS, predict: Callable[[QueueKey, int], float] = free, **spare: float) -> Batcher:
+    made = Batcher(predict, **({"caution": 1.0, "margin_s": 0.0, "lead_s": 0.0} | spare))
     made.configure(0, limits)
     made.configure(1, limits)
     return made
@@ -103,7 +102,7 @@ def test_a_batch_goes_when_the_next_item_would_not_fit() -> None:
 
 
 def test_a_batch_goes_when_its_tightest_deadline_leaves_just_its_own_time() -> None:
-    queue = batcher(predict=lambda _, rows: 0.5 + 0.25 * rows, margin_s=0.25)
+    queue = batcher(predict=lambda _, rows: 0.25 + 0.125 * rows, caution=2.0, margin_s=0.125, lead_s=0.125)
     queue.add(item(1, rows=2, deadline_s=50.0))
     queue.add(item(2, rows=1, deadline_s=3.5))
     assert queue.due(0.0) == 3.5 - (0.5 + 0.25 * 4) - 0.25  # three rows run as four
@@ -111,10 +110,41 @@ def test_a_batch_goes_when_its_tightest_deadline_leaves_just_its_own_time() -> N
     assert waiting_for_company(queue, 1.75) == [2, 1]
 
 
-def test_a_batch_that_should_have_gone_still_goes() -> None:
+def test_a_deadline_that_can_not_be_met_any_more_leaves_through_expired_and_is_not_run() -> None:
+    queue = batcher(predict=lambda _, rows: 1.0 * rows)
+    for number in range(8):
+        queue.add(item(number, deadline_s=7.0 + number))
+    batch = queue.next_batch(0.0, worker_idle=False, expected_rows=somebody, start_s=1.0)
+    assert numbers(batch) == [1, 2, 3, 4]  # not full any more
+    assert queue.due(0.0) == 0.0
+    assert [late.item for late in queue.expired(0.0)] == [0]
+
+
+def test_a_batch_that_is_not_full_is_made_smaller_when_that_saves_its_tightest_deadline() -> None:
+    queue = batcher(predict=lambda _, rows: 1.0 * rows)
+    for number in range(5):
+        queue.add(item(number, deadline_s=8.0 + number))
+    batch = queue.next_batch(5.0, worker_idle=True, expected_rows=nobody)
+    assert batch is not None
+    assert (numbers(batch), batch.padded_rows) == ([0, 1], 2)
+    assert numbers(queue.next_batch(5.0, worker_idle=False, expected_rows=somebody, start_s=7.0)) == [2, 3]
+
+
+def test_a_queue_that_was_full_of_hopeless_items_waits_for_company_again() -> None:
+    queue = batcher(predict=lambda *_: 5.0)
+    for number in range(8):
+        queue.add(item(number, deadline_s=4.0 if number < 6 else 50.0))
+    assert waiting_for_company(queue, 0.0) == []
+    assert [late.item for late in queue.expired(0.0)] == [0, 1, 2, 3, 4, 5]
+    assert waiting_for_company(queue, 4.0) == [6, 7]
+
+
+def test_an_idle_worker_tries_the_last_item_whatever_the_prediction_says() -> None:
     queue = batcher(predict=lambda *_: 10.0)
     queue.add(item(1, deadline_s=2.0))
-    assert waiting_for_company(queue, 0.0) == [1]
+    queue.add(item(2, deadline_s=3.0))
+    assert waiting_for_company(queue, 0.0) == [2]
+    assert [late.item for late in queue.expired(0.0)] == [1]
 
 
 # ------------------------------------------------------------------ who gets in
@@ -303,40 +333,66 @@ class PlainBatcher:
     def __init__(self) -> None:
         self.limits = {0: LIMITS, 1: BatchLimits(max_rows=3, max_wait_s=2.5, sizes=(2, 3))}
         self.items: list[QueuedItem] = []
+        self.late: list[int] = []
 
     def expired(self, now_s: float) -> list[int]:
-        late = [i.item for i in self.items if i.deadline_s <= now_s]
-        self.items = [i for i in self.items if i.deadline_s > now_s]
+        late = [i.item for i in self.items if i.deadline_s <= now_s or i.item in self.late]
+        self.items = [i for i in self.items if i.item not in late]
         return late
 
     def next_batch(self, now_s: float, idle: bool, expected: int) -> list[int]:
-        alive = [i for i in self.items if i.deadline_s > now_s]
+        while queue := self.chosen(now_s, idle, expected):
+            hopeless: list[int] = []
+            while len(queue) > idle and queue[0].deadline_s < now_s + self.least(queue):
+                hopeless.append(queue.pop(0).item)
+            self.late += hopeless
+            if hopeless:
+                continue
+            batch = [queue[0]]
+            full = self.is_full(queue)
+            room = self.limits[queue[0].key.model].max_rows
+            if not full:
+                in_time = [s for s in self.sizes(queue) if now_s + cost(queue[0].key, s) <= queue[0].deadline_s]
+                room = max(in_time, default=queue[0].rows)
+            for candidate in queue[1:]:
+                if candidate.alone or sum(i.rows for i in batch) + candidate.rows > room:
+                    break
+                batch.append(candidate)
+            self.items = [i for i in self.items if i not in batch]
+            return [i.item for i in batch]
+        return []
+
+    def chosen(self, now_s: float, idle: bool, expected: int) -> list[QueuedItem]:
+        """The queue that goes, by deadline."""
+        alive = [i for i in self.items if i.deadline_s > now_s and i.item not in self.late]
         ready: list[tuple[float, int, list[QueuedItem]]] = []
         for place in {(i.key, i.alone) for i in alive}:
-            queue = [i for i in alive if (i.key, i.alone) == place]
-            rows = sum(i.rows for i in queue)
+            queue = sorted((i for i in alive if (i.key, i.alone) == place), key=lambda i: i.deadline_s)
             limits = self.limits[place[0].model]
-            padded = next((size for size in limits.sizes if size >= rows), rows)
             if (
                 place[1]
-                or rows >= limits.max_rows
+                or sum(i.rows for i in queue) >= limits.max_rows
                 or now_s >= min(i.queued_s for i in queue) + limits.max_wait_s
-                or now_s >= min(i.deadline_s for i in queue) - cost(place[0], padded)
+                or now_s >= queue[0].deadline_s - self.cost(queue)
                 or (idle and expected == 0)
             ):
-                oldest = min(queue, key=lambda i: (i.queued_s, self.items.index(i)))
-                ready.append((oldest.queued_s, self.items.index(oldest), queue))
-        if not ready:
-            return []
-        queue = min(ready)[2]
-        limits = self.limits[queue[0].key.model]
-        batch: list[QueuedItem] = []
-        for candidate in sorted(queue, key=lambda i: i.deadline_s):
-            if batch and (candidate.alone or sum(i.rows for i in batch) + candidate.rows > limits.max_rows):
-                break
-            batch.append(candidate)
-        self.items = [i for i in self.items if i not in batch]
-        return [i.item for i in batch]
+                ready.append((*min((i.queued_s, self.items.index(i)) for i in queue), queue))
+        return min(ready)[2] if ready else []
+
+    def is_full(self, queue: list[QueuedItem]) -> bool:
+        return not queue[0].alone and sum(i.rows for i in queue) >= self.limits[queue[0].key.model].max_rows
+
+    def sizes(self, queue: list[QueuedItem]) -> tuple[int, ...]:
+        return self.limits[queue[0].key.model].sizes
+
+    def cost(self, queue: list[QueuedItem]) -> float:
+        rows = sum(i.rows for i in queue)
+        return cost(queue[0].key, min(size for size in self.sizes(queue) if size >= rows))
+
+    def least(self, queue: list[QueuedItem]) -> float:
+        """Of the smallest batch that the first item may go with."""
+        full = self.is_full(queue)
+        return cost(queue[0].key, min(size for size in self.sizes(queue)[-full:] if size >= queue[0].rows))
 
 
 NEW = st.tuples(st.integers(1, 3), PATIENCE, st.sampled_from([False, False, False, True]))
@@ -353,7 +409,7 @@ class Play:
 
     def __init__(self) -> None:
         self.plain = PlainBatcher()
-        self.real = Batcher(cost, margin_s=0.0)
+        self.real = Batcher(cost, caution=1.0, margin_s=0.0, lead_s=0.0)
         for model, limits in self.plain.limits.items():
             self.real.configure(model, limits)
         self.now_s = 0.0
@@ -424,39 +480,55 @@ def test_it_agrees_with_the_plain_reading_and_every_item_leaves_exactly_once(ste
     assert game.real.due(game.now_s) is None
 
 
+def drained(steps: list[tuple[Any, ...]]) -> Play:
+    """As its driver leaves the batcher while the worker has room for more."""
+    game = play(steps)
+    game.expired()
+    before = -1
+    while len(game.left) != before:
+        before = len(game.left)
+        game.batch(False, 1)
+        game.expired()
+    return game
+
+
 @settings(deadline=None)
 @given(STEPS)
 def test_due_is_never_later_than_the_true_next_change(steps: list[tuple[Any, ...]]) -> None:
     def outcome(at_s: float) -> tuple[list[int], list[int]]:
-        fresh = play(steps)
-        late = [i.item for i in fresh.real.expired(at_s)]
-        return sorted(late), numbers(fresh.real.next_batch(at_s, worker_idle=False, expected_rows=somebody))
+        fresh = drained(steps).real
+        late = [i.item for i in fresh.expired(at_s)]
+        return late, numbers(fresh.next_batch(at_s, worker_idle=False, expected_rows=somebody))
 
-    game = play(steps)
+    game = drained(steps)
     due_s = game.real.due(game.now_s)
-    present = outcome(game.now_s)
-    if present[0]:
-        assert due_s == game.now_s
-        return
+    assert outcome(game.now_s) == ([], [])
     end_s = max((i.deadline_s for i in game.plain.items), default=game.now_s)
-    halves = int((end_s - game.now_s) * 2)
-    changes = (game.now_s + half / 2 for half in range(1, halves + 1))
-    true_s = next((at_s for at_s in changes if outcome(at_s) != present), None)
-    if true_s is not None:
-        assert due_s is not None
-        assert game.now_s < due_s <= true_s
-    else:
-        assert due_s is None
+    times = (game.now_s + half / 2 for half in range(1, int((end_s - game.now_s) * 2) + 1))
+    assert due_s == next((at_s for at_s in times if outcome(at_s) != ([], [])), None)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_due_tells_a_driver_without_room_the_next_deadline_in_time_and_never_makes_it_spin(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    game = play(steps)
+    for _ in range(3 * len(game.added) + 1):
+        game.expired()
+        due_s = game.real.due(game.now_s)
+        if due_s is None:
+            break
+        assert game.now_s < due_s <= min(i.deadline_s for i in game.plain.items)
+        game.now_s = due_s
+    assert len(game.real) == 0
 
 
 @settings(deadline=None)
 @given(STEPS)
 def test_nothing_waits_past_max_wait_while_the_worker_has_room(steps: list[tuple[Any, ...]]) -> None:
-    game = play(steps)
-    game.expired()
-    while game.real.next_batch(game.now_s, worker_idle=False, expected_rows=somebody):
-        pass
-    for found in game.real._waiting.values():
+    game = drained(steps)
+    for found in game.plain.items:
         assert game.now_s < found.queued_s + game.plain.limits[found.key.model].max_wait_s
 
 

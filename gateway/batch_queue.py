@@ -1,0 +1,120 @@
+"""The waiting items of one queue, by deadline and by age. Part of the batcher's pure policy in the gateway process.
+
+Removal is lazy: the entry of an item that has left is skipped when it comes to the top of its heap, and a heap that is
+mostly such entries is rebuilt, so everything is O(log n) on average and memory follows the items that really wait.
+"""
+
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from gateway.cost_model import QueueKey
+
+NOT_WAITING = 0
+LATE = -1
+SPARE_ENTRIES = 64
+"""A heap may hold this many left entries beyond the live ones before it is rebuilt."""
+
+
+class QueuedItem(msgspec.Struct, eq=False, gc=False):
+    """One item that waits for company. May be added again (a second try) once it has left the batcher.
+
+    Nothing in it may be changed while it waits.
+    """
+
+    item: int
+    """Unique among waiting items."""
+    key: QueueKey
+    rows: int
+    deadline_s: float
+    """Absolute; once reached, the item leaves through `expired`."""
+    queued_s: float
+    """Since when it waits. A second try may carry its first time."""
+    alone: bool = False
+    """A suspect after a process death: runs without company, and so never waits for any."""
+    ticket: int = NOT_WAITING
+    """The batcher's own mark: its order of arrival while it waits."""
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """One model's batching, as in the settings group `batching`."""
+
+    max_rows: int
+    max_wait_s: float
+    sizes: tuple[int, ...]
+    """Rising, the last one is `max_rows`."""
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"sizes {self.sizes} must be positive and rise")
+        if self.sizes[-1] != self.max_rows:
+            raise ValueError(f"sizes {self.sizes} must end with max_rows ({self.max_rows})")
+        if not 0 <= self.max_wait_s < float("inf"):
+            raise ValueError(f"max_wait_s ({self.max_wait_s}) must be at least 0 and finite")
+
+    def padded(self, rows: int) -> int:
+        """The smallest allowed size that holds `rows`; `rows` itself above the largest one."""
+        for size in self.sizes:
+            if size >= rows:
+                return size
+        return rows
+
+
+class Batch(msgspec.Struct, eq=False, gc=False):
+    """What runs as one forward pass, in order of deadline."""
+
+    key: QueueKey
+    items: list[QueuedItem]
+    rows: int
+    padded_rows: int
+
+
+Entry = tuple[float, int, QueuedItem]
+"""(deadline or waiting since, ticket, item); of an item that still waits as long as the tickets agree."""
+
+
+class Queue:
+    """The waiting items of one key. Both heaps start with the entry of an item that still waits."""
+
+    __slots__ = ("ages", "deadlines", "items", "key", "limits", "rows", "solo")
+
+    def __init__(self, key: QueueKey, limits: BatchLimits, *, solo: bool) -> None:
+        self.key = key
+        self.limits = limits
+        self.solo = solo
+        self.items = 0
+        self.rows = 0
+        self.deadlines: list[Entry] = []
+        self.ages: list[Entry] = []
+
+    def push(self, item: QueuedItem, ticket: int) -> None:
+        """Let an item wait; tickets rise."""
+        item.ticket = ticket
+        self.items += 1
+        self.rows += item.rows
+        heappush(self.deadlines, (item.deadline_s, ticket, item))
+        heappush(self.ages, (item.queued_s, ticket, item))
+
+    def pop(self) -> QueuedItem:
+        """Take out the item with the earliest deadline; `tidy` must follow."""
+        item = heappop(self.deadlines)[2]
+        self.leave(item)
+        deadlines = self.deadlines
+        while deadlines and deadlines[0][2].ticket != deadlines[0][1]:
+            heappop(deadlines)
+        return item
+
+    def leave(self, item: QueuedItem) -> None:
+        """Its entries are left behind; `tidy` must follow."""
+        item.ticket = NOT_WAITING
+        self.items -= 1
+        self.rows -= item.rows
+
+    def tidy(self) -> None:
+        """Bring a waiting item to the top of each heap again."""
+        for heap in (self.deadlines, self.ages):
+            while heap and heap[0][2].ticket != heap[0][1]:
+                heappop(heap)
+            if len(heap) > 2 * self.items + SPARE_ENTRIES:
+                heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
+                heapify(heap)
