@@ -8,9 +8,11 @@ Input: float32 or float16 `[rows, 3, height, width]`, channels_last preferred, v
 import math
 from typing import NamedTuple, cast
 
-import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional
+
+from workers.networks.padding import pad_same
 
 EPS = 1e-3
 STEM_CHANNELS = 32
@@ -65,16 +67,7 @@ def scaled_channels(channels: int, width: float) -> int:
     return rounded + 8 if rounded < 0.9 * wanted else rounded
 
 
-def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Zero-pad `[rows, channels, height, width]` as TensorFlow's "same" does: the odd pixel at the bottom and right."""
-    height, width = x.shape[-2:]
-    vertical = max((math.ceil(height / stride) - 1) * stride + kernel - height, 0)
-    horizontal = max((math.ceil(width / stride) - 1) * stride + kernel - width, 0)
-    left, top = horizontal // 2, vertical // 2
-    return functional.pad(x, (left, horizontal - left, top, vertical - top))
-
-
-torch.fx.wrap("pad_same")  # its arithmetic depends on the image size: a graph keeps it as one step
+torch.fx.wrap("pad_same")  # its arithmetic depends on the image's size: a graph keeps it as one step
 
 
 def _convolution(channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

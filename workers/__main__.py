@@ -1,0 +1,86 @@
+"""`python -m workers`: settings, build, announce, loop. One process per GPU; `--index` numbers them."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from shared import logs, settings_loader
+from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, run_main
+from shared.errors import ExitCode
+from shared.runtime_dir import RuntimeDir
+from shared.settings import Settings
+from workers import host, loading
+from workers.backends.base import Device, DeviceLost, NoDevice
+from workers.loop import Worker
+from workers.model_pool import ModelPool
+
+LOADER_LIMIT_S = 1.0
+"""How long a stop waits for a load under way to come to the end of its present step."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="The process that owns the device.")
+    parser.add_argument("--config", type=Path, default=None, help="headrace.yaml (default: ./headrace.yaml if present)")
+    parser.add_argument("--index", type=int, default=0, help="number of this worker (default 0)")
+    add_child_arguments(parser)
+    return parser.parse_args()
+
+
+def _device(settings: Settings, index: int) -> Device:
+    """Torch's device, or none when no served model needs torch: then torch is never imported."""
+    if not loading.needs_torch(settings):
+        return NoDevice()
+    threads = settings.worker.threads or host.cores()
+    host.keep_freed_memory()
+    host.prepare_threads(threads)
+    # Only now: both calls above must come before torch is loaded.
+    from workers.backends import torch_device  # noqa: PLC0415
+
+    return torch_device.find(settings.worker.device, index, threads)
+
+
+def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
+    bind_to_parent(arguments.parent_pid)
+    name = f"worker-{arguments.index}"
+    settings = settings_loader.load(arguments.config).settings
+    logs.configure(name, settings.log)
+    runtime = RuntimeDir.open(settings.runtime_dir)
+    runtime.lock(name)
+    with StopSignal() as stop:
+        device = _device(settings, arguments.index)
+        pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
+        for key in loading.served(settings):  # ahead of the gateway, which asks for the same ones
+            pool.want(key)
+        announcer.ready(name, f"{name} on {device.name}")
+        try:
+            Worker(name, runtime.gateway_socket(), device, pool, stop).run()
+        except DeviceLost as lost:
+            _leave(runtime, announcer, name, lost)
+        if not pool.close(LOADER_LIMIT_S):
+            _exit(runtime, ExitCode.OK)
+    return ExitCode.OK
+
+
+def _leave(runtime: RuntimeDir, announcer: Announcer, name: str, lost: DeviceLost) -> None:
+    logs.get_logger().error("device_lost", reason=str(lost), exit_code=int(ExitCode.DEVICE_LOST))
+    announcer.failed(name, ExitCode.DEVICE_LOST, str(lost))
+    _exit(runtime, ExitCode.DEVICE_LOST)
+
+
+def _exit(runtime: RuntimeDir, code: ExitCode) -> None:
+    """End at once: an interpreter's orderly end would wait for a device that is lost, or trip over a busy thread."""
+    runtime.close()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = _arguments()
+    announcer = Announcer(arguments.ready_fd)
+    run_main("worker", lambda: _run(arguments, announcer), announcer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What a backend is to the rest of the worker. No torch here: a `simulated` worker never imports it.
+
+A *runner* is one loaded version on its device. The engine gives it the rows of some items, and gets output arrays on
+the host and, per row, whether the numbers are finite.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import ExitCode, StartupError
+from shared.tensors import Array
+
+Precision = Literal["fp16", "fp32"]
+Mask = npt.NDArray[np.bool_]
+Inputs = Sequence[Sequence[Array]]
+"""Per item: one array per input spec, first dimension its rows; views of arena memory or of the message."""
+
+
+class DeviceLost(Exception):
+    """The device answers no more (a sticky CUDA error): this process must end, no call on the device can succeed."""
+
+
+class OutOfMemory(Exception):
+    """The device has no memory for a batch of this size; smaller ones may run."""
+
+
+class LoadFailed(StartupError):
+    """A version can't be loaded; one sentence that names the model and what is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ExitCode.MODEL_LOAD, text)
+
+
+class Forward(NamedTuple):
+    """One forward pass, back on the host."""
+
+    outputs: list[Array]
+    """One per output spec, first dimension rows. May be overwritten by the next pass: copy before that."""
+    finite: Mask
+    """Per row: no NaN or infinity came out."""
+    copy_s: float
+    """Rows gathered and moved to the device."""
+    run_s: float
+    """Normalise, network, head, and outputs back on the host."""
+
+
+class Runner(abc.ABC):
+    """One loaded version. All calls but the constructor's come from the worker's loop, one at a time."""
+
+    precision: Precision
+    memory_bytes: int
+    """Measured when it was loaded."""
+    pads: bool
+    """Whether a batch is padded up to an allowed size: where the device runs each size from a prepared plan."""
+
+    @abc.abstractmethod
+    def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
+        """Run all rows of `items` as one batch; `padded_rows` is at least their number.
+
+        Raises OutOfMemory, DeviceLost, or whatever the network raises.
+        """
+
+
+class Device(abc.ABC):
+    """Where runners run."""
+
+    name: str
+    """What torch calls it, or plain words."""
+
+    def enter_thread(self) -> None:  # noqa: B027 - most devices need nothing
+        """Called by a thread that is about to load onto the device."""
+
+    @abc.abstractmethod
+    def attach(self, memory: memoryview) -> None:
+        """A gateway's arena is about to be used."""
+
+    @abc.abstractmethod
+    def detach(self) -> None:
+        """The arena is about to be unmapped. Idempotent."""
+
+
+class NoDevice(Device):
+    """For backends that compute nothing."""
+
+    name = "simulated"
+
+    def attach(self, memory: memoryview) -> None:
+        """Nothing to do."""
+
+    def detach(self) -> None:
+        """Nothing to do."""

@@ -1,0 +1,120 @@
+"""One loaded PyTorch version: rows in, output arrays out. Worker only.
+
+    gather → normalise (pipeline) → network → head (pipeline, float32) → host
+
+On CUDA the network runs under FP16 autocast unless the version's precision is FP32; inputs travel as they are (images
+as uint8) and become floating-point numbers on the device.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.clock import now_s
+from shared.pipeline import Pipeline
+from shared.tensors import DTYPES, Array
+from workers.backends.base import DeviceLost, Forward, Inputs, OutOfMemory, Precision, Runner
+from workers.backends.torch_device import TorchDevice
+
+
+class TorchRunner(Runner):
+    """See the module's docstring. `network` is in evaluation mode and on the device."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        pipeline: Pipeline[Any],
+        device: TorchDevice,
+        precision: Precision,
+        memory_bytes: int,
+    ) -> None:
+        self._network = network
+        self._pipeline = pipeline
+        self._device = device
+        self._staging = device.staging()
+        self.precision = precision
+        self.pads = device.is_cuda
+        self.memory_bytes = memory_bytes
+
+    def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
+        """See `Runner.run`."""
+        try:
+            with torch.inference_mode():
+                return self._run(items, padded_rows, precision)
+        except (OutOfMemory, DeviceLost):
+            raise
+        except Exception as error:
+            meaning = self._device.judge(error)
+            if meaning is error:
+                raise
+            raise meaning from error
+
+    def _run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
+        rows = sum(len(arrays[0]) for arrays in items)
+        started_s = now_s()
+        timer = self._device.copy_timer()
+        batch = self._staging.gather(items, padded_rows)
+        timer.copied()
+        outputs, finite = self.forward(batch, precision)
+        arrays = [output[:rows].cpu().numpy() for output in outputs]
+        mask = finite[:rows].cpu().numpy()
+        copy_s = timer.seconds()
+        return Forward(self._in_spec(arrays), mask, copy_s, now_s() - started_s - copy_s)
+
+    def forward(self, batch: list[Tensor], precision: Precision) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Input tensors on the device, in the spec's order → head's outputs, and bool `[rows]`: finite. No waiting."""
+        names = [spec.name for spec in self._pipeline.spec.inputs]
+        arguments = self._pipeline.normalise(dict(zip(names, batch, strict=True)))
+        if precision == "fp16":
+            with torch.autocast(self._device.device.type, dtype=torch.float16):
+                raw = as_tuple(self._network(*arguments))
+        else:
+            raw = as_tuple(self._network(*arguments))
+        raw = tuple(output.float() if output.dtype == torch.float16 else output for output in raw)
+        outputs = tuple(self._pipeline.head(raw))
+        self._check(outputs, len(batch[0]))
+        return outputs, _finite_rows(raw, outputs)
+
+    def _check(self, outputs: tuple[Tensor, ...], rows: int) -> None:
+        declared = self._pipeline.spec.outputs
+        if len(outputs) != len(declared):
+            raise ValueError(f"the model gives {len(outputs)} outputs, its pipeline declares {len(declared)}")
+        for output, spec in zip(outputs, declared, strict=True):
+            shape = tuple(output.shape)
+            fits = len(shape) == 1 + len(spec.shape) and shape[0] == rows
+            if not fits or any(want not in (-1, have) for want, have in zip(spec.shape, shape[1:], strict=True)):
+                raise ValueError(
+                    f"output {spec.name} has shape {list(shape)} for {rows} rows, its pipeline declares "
+                    f"[rows, {', '.join(map(str, spec.shape))}]"
+                )
+
+    def _in_spec(self, arrays: list[Array]) -> list[Array]:
+        specs = self._pipeline.spec.outputs
+        return [array.astype(DTYPES[spec.datatype], copy=False) for array, spec in zip(arrays, specs, strict=True)]
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - whatever the user's network returns
+    """A network's result as its tensors in order: one tensor, a dict or a sequence."""
+    if isinstance(result, Tensor):
+        return (result,)
+    if isinstance(result, dict):
+        return tuple(result.values())
+    return tuple(result)
+
+
+def _finite_rows(raw: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Tensor:
+    """Bool `[rows]`. Of the network's own numbers -inf is let through: networks use it to rule something out.
+
+    An overflow in the network shows there as NaN or +inf, though the head's outputs may look harmless.
+    """
+    rows = len(outputs[0])
+    finite = torch.ones(rows, dtype=torch.bool, device=outputs[0].device)
+    for output in raw:
+        if output.is_floating_point() and output.ndim and len(output) == rows:
+            bad = torch.isnan(output) | torch.isposinf(output)
+            finite &= ~bad.reshape(rows, -1).any(1)
+    for output in outputs:
+        if output.is_floating_point():
+            finite &= torch.isfinite(output).reshape(rows, -1).all(1)
+    return finite

@@ -1,0 +1,123 @@
+"""From a name and version to a warm, measured, ready version. Runs on the model pool's thread."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from shared.clock import now_s
+from shared.errors import HeadraceError, StartupError
+from shared.logs import get_logger
+from shared.pipeline import Pipeline
+from shared.pipeline_loader import load_pipeline
+from shared.repository import ModelVersion, Repository
+from shared.settings import Settings
+from workers.backends import examples, simulated
+from workers.backends.base import Device, LoadFailed, OutOfMemory, Runner
+from workers.model_pool import Key, LoadedVersion
+from workers.precision import choose
+
+LONG_WARM_UP_S = 1.0
+"""A size whose first pass took longer is not run a second time only to measure it."""
+
+_log = get_logger()
+
+
+class Loader:
+    """Holds what every load needs."""
+
+    def __init__(self, settings: Settings, device: Device, stopping: Callable[[], bool] = lambda: False) -> None:
+        """`stopping` is asked between the steps of a load, so that a stop need not wait for all of them."""
+        self._settings = settings
+        self._device = device
+        self._stopping = stopping
+
+    def load(self, key: Key) -> LoadedVersion:
+        """Read, verify, build, warm up and measure.
+
+        Raises StartupError or HeadraceError with a sentence, DeviceLost, or whatever the user's code raises.
+        """
+        started_s = now_s()
+        self._device.enter_thread()
+        # Read anew: the version may have been written after this process started.
+        version = Repository(self._settings.repository).open(key.name, key.version)
+        pipeline = load_pipeline(version, torch_allowed=True)
+        runner = self._runner(version, pipeline)
+        sizes = version.batching(self._settings.batching).sizes
+        batch_s = self._warm_up(runner, pipeline, sizes, version.name)
+        loaded = LoadedVersion(key, runner, pipeline, batch_s)
+        if len(batch_s) < len(sizes):
+            loaded.row_cap = batch_s[-1][0]
+        loaded.load_s = now_s() - started_s
+        _log.info(
+            "model_loaded",
+            model=key.name,
+            version=version.version,
+            device=self._device.name,
+            precision=runner.precision,
+            memory_bytes=runner.memory_bytes,
+            load_s=round(loaded.load_s, 3),
+        )
+        return loaded
+
+    def _runner(self, version: ModelVersion, pipeline: Pipeline[Any]) -> Runner:
+        if version.config.backend == "simulated":
+            return simulated.load(version, pipeline.spec)
+        # Not at the top: a worker with simulated models only must start without torch.
+        from workers.backends import torch_backend, torch_device  # noqa: PLC0415
+
+        if not isinstance(self._device, torch_device.TorchDevice):
+            raise LoadFailed(f"model {version.name} needs torch; this worker started without it: restart it")
+        worker = self._settings.worker
+        precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
+        return torch_backend.load(version, pipeline, self._device, precision, compiled=worker.compile)
+
+    def _warm_up(
+        self, runner: Runner, pipeline: Pipeline[Any], sizes: tuple[int, ...], name: str
+    ) -> list[tuple[int, float]]:
+        """Run every allowed batch size, so that no caller pays for a first time; (rows, seconds) of each.
+
+        Ends early at the first size that does not fit the device's memory.
+        """
+        rows = examples.rows(pipeline.spec.inputs, sizes[-1])
+        measured = []
+        for size in sizes:
+            if self._stopping():
+                raise LoadFailed(f"model {name}: the worker stops")
+            item = [array[:size] for array in rows]
+            try:
+                first_s = _time(runner, item, size)
+                measured.append((size, first_s if first_s > LONG_WARM_UP_S else _time(runner, item, size)))
+            except OutOfMemory:
+                if not measured:
+                    raise LoadFailed(f"model {name}: {size} row(s) do not fit the device's memory") from None
+                _log.warning("warm_up_out_of_memory", model=name, rows=size, max_rows=measured[-1][0])
+                break
+        if runner.precision == "fp16":  # the way back from an overflow is warm, too
+            _time(runner, [array[: sizes[0]] for array in rows], sizes[0], fp32=True)
+        return measured
+
+
+def _time(runner: Runner, item: list[Any], size: int, *, fp32: bool = False) -> float:
+    started_s = now_s()
+    runner.run([item], size, "fp32" if fp32 else runner.precision)
+    return now_s() - started_s
+
+
+def served(settings: Settings) -> list[Key]:
+    """The current version of every model that is served. What can't be read is left out: a LoadModel will say why."""
+    keys: list[Key] = []
+    with contextlib.suppress(StartupError):
+        repository = Repository(settings.repository)
+        for name in settings.models or repository.names():
+            with contextlib.suppress(StartupError, HeadraceError):
+                keys.append(Key(name, repository.current(name)))
+    return keys
+
+
+def needs_torch(settings: Settings) -> bool:
+    """Whether any served model runs on torch. An empty or unreadable repository does: it can be filled later."""
+    with contextlib.suppress(StartupError, HeadraceError):
+        repository = Repository(settings.repository)
+        names = settings.models or repository.names()
+        return not names or any(repository.open(name).config.backend != "simulated" for name in names)
+    return True

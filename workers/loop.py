@@ -1,0 +1,89 @@
+"""The worker's outer loop: find a gateway, serve it until it is gone, find the next one. Loaded models stay."""
+
+import os
+from pathlib import Path
+
+from shared.arena import AttachedArena
+from shared.child import StopSignal
+from shared.clock import now_s
+from shared.handover import Greeting, Refusal, greet
+from shared.logs import get_logger
+from shared.messages import PROTOCOL_VERSION, FromWorker, Hello, ToWorker
+from shared.transport import Dealer
+from workers.backends.base import Device
+from workers.model_pool import ModelPool
+from workers.session import HIGH_WATER_MARK, Session
+
+GREET_LIMIT_S = 5.0
+"""For the whole greeting; a gateway answers within milliseconds."""
+RETRY_S = 0.05
+"""Between looks for a gateway: one failed connect to a local socket, some 20 µs."""
+REFUSED_RETRY_S = 1.0
+"""After a refusal, which a person may have to end (another release, a name taken)."""
+
+_log = get_logger()
+
+
+class Worker:
+    """Ties a name, a device and a model pool to whichever gateway there is."""
+
+    def __init__(self, name: str, socket: Path, device: Device, pool: ModelPool, stop: StopSignal) -> None:
+        self._socket = socket
+        self._device = device
+        self._pool = pool
+        self._stop = stop
+        self._hello = Hello(PROTOCOL_VERSION, os.getpid(), name, device.name)
+        self._last_refusal = ""
+
+    def run(self) -> None:
+        """Serve gateways until a stop is asked for. Raises DeviceLost."""
+        stopped = False
+        while not stopped and not self._stop.requested:
+            greeting = self._find_gateway()
+            if greeting is not None:
+                with greeting:
+                    stopped = self._serve(greeting)
+
+    def _find_gateway(self) -> Greeting | None:
+        """The next gateway; None after a pause, so that the caller looks at the stop signal."""
+        try:
+            greeting = greet(self._socket, self._hello, GREET_LIMIT_S)
+        except Refusal as refusal:
+            if refusal.reason != self._last_refusal:  # once, not every second
+                self._last_refusal = refusal.reason
+                _log.warning("refused_by_gateway", reason=refusal.reason, retry_s=REFUSED_RETRY_S)
+            self._stop.wait(REFUSED_RETRY_S)
+            return None
+        if greeting is None:
+            self._stop.wait(RETRY_S)
+            return None
+        self._last_refusal = ""
+        return greeting
+
+    def _serve(self, greeting: Greeting) -> bool:
+        """Serve one gateway for its life; True when it said Stop."""
+        welcome = greeting.welcome
+        try:
+            arena = AttachedArena.attach(greeting.arena_fd, welcome.arena_bytes)
+        except (ValueError, OSError) as error:
+            _log.error("arena_refused", reason=str(error))
+            self._stop.wait(REFUSED_RETRY_S)
+            return False
+        dealer: Dealer[ToWorker, FromWorker] = Dealer(
+            welcome.endpoint,
+            ToWorker,
+            identity=welcome.identity,
+            generation=welcome.generation,
+            high_water_mark=HIGH_WATER_MARK,
+        )
+        _log.info("gateway_found", device=self._device.name)
+        try:
+            self._device.attach(arena.memory)
+            session = Session(greeting, dealer, arena, self._pool, now_s)
+            session.serve(self._stop, self._hello.pid)
+            return session.stopped
+        finally:
+            self._device.detach()
+            dealer.close()
+            arena.close()
+            _log.info("gateway_left")
