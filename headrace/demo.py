@@ -156,11 +156,7 @@ def _free_port() -> int:
 
 def _await_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
     """Follow the health service until it says SERVING; the end of the process ends the wait at once."""
-    options = [
-        *channel_options(address),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 500),
-    ]
+    quick = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
     with grpc.insecure_channel(address, options=[*channel_options(address), *quick]) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(), timeout=READY_LIMIT_S, wait_for_ready=True
