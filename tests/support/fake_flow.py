@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from gateway.api.server import RunningGrpc, start_grpc
-
 from gateway.request import Answer, Request
 from gateway.state import ModelState
 from shared.errors import HeadraceError

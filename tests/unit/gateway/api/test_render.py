@@ -28,7 +28,7 @@ def test_every_kind_of_result_has_its_form_and_is_never_unset() -> None:
 
     assert (message.model, message.version, message.request_id) == ("m", "0123456789abcdef", "id-1")
     assert [one.WhichOneof("kind") for one in message.results] == [
-        "classification", "classification", "detections", "embedding", "embedding", "tensors", "tensors", "text", "text",
+        *["classification"] * 2, "detections", *["embedding"] * 2, *["tensors"] * 2, *["text"] * 2,
     ]  # fmt: skip
     assert [(one.index, one.name, one.score) for one in message.results[0].classification.labels] == [
         (3, "cat", 0.5),

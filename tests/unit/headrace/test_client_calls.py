@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import grpc
+import pytest
+
+from headrace import client_calls as calls
+from headrace.client_errors import InferenceError, Unavailable
+from headrace.client_results import Tensor, Tensors, Text
+
+
+def failure(code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, retry_after_ms: int | None = 100) -> InferenceError:
+    return Unavailable("later", code=code, reason="not_ready", retry_after_ms=retry_after_ms)
+
+
+def test_an_image_may_be_a_path_or_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "cat.jpg"
+    file.write_bytes(b"jpeg")
+
+    for image in (file, str(file), b"jpeg", bytearray(b"jpeg"), memoryview(b"jpeg")):
+        assert calls.wire_input(image).image == b"jpeg"
+
+
+def test_text_and_tensors_are_inputs_too() -> None:
+    tensor = Tensor("x", "UINT8", (1, 2), b"ab")
+
+    assert calls.wire_input(Text("hello")).text == "hello"
+    assert calls.wire_input(Tensors((tensor,))).tensors.tensors[0].shape == [1, 2]
+
+
+def test_a_missing_file_is_an_oserror() -> None:
+    with pytest.raises(FileNotFoundError):
+        calls.wire_request(["/nowhere/cat.jpg"], {})
+
+
+def test_options_that_are_none_are_not_sent_and_unknown_ones_refused() -> None:
+    assert not calls.wire_request([b"x"], {"top_k": None}).HasField("options")
+    assert calls.wire_request([b"x"], {"top_k": 3}).options.top_k == 3
+    with pytest.raises(ValueError, match="colour"):
+        calls.wire_request([b"x"], {"colour": 3})
+
+
+def test_waits_as_long_as_the_server_says_spread_over_a_quarter() -> None:
+    waits = [calls.retry_wait_s(failure(), 1, 4, 10.0) for _ in range(50)]
+
+    assert all(wait is not None and 0.1 <= wait <= 0.125 for wait in waits)
+    assert len(set(waits)) > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "left_s"),
+    [
+        (failure(grpc.StatusCode.RESOURCE_EXHAUSTED), 1, 10.0),
+        (failure(grpc.StatusCode.INTERNAL), 1, 10.0),
+        (failure(retry_after_ms=None), 1, 10.0),
+        (failure(), 4, 10.0),
+        (failure(), 1, 0.05),
+        (failure(), 1, -1.0),
+    ],
+    ids=["overloaded", "internal", "no pushback", "attempts spent", "no time for it", "late"],
+)
+def test_gives_up(error: InferenceError, attempt: int, left_s: float) -> None:
+    assert calls.retry_wait_s(error, attempt, 4, left_s) is None
+
+
+def test_a_time_limit_in_a_stream_is_never_0_which_means_the_default() -> None:
+    assert calls.timeout_ms(0.0001) == 1
+    assert calls.timeout_ms(1.5) == 1500
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1:8001", True),
+        ("[::1]:8001", True),
+        ("localhost:8001", True),
+        ("unix:/run/x.sock", True),
+        ("10.0.0.1:8001", False),
+        ("gpu.example.org:8001", False),
+        ("dns:///gpu:8001", False),
+    ],
+)
+def test_a_proxy_is_passed_by_only_for_this_machine(address: str, local: bool) -> None:
+    assert (("grpc.enable_http_proxy", 0) in calls.channel_options(address)) == local
