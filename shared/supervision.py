@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from shared.messages import ToSupervisor
 
 _MAX_MESSAGE = 64 * 1024
 """A ready message is a line for people; more is garbage."""
+_KILL_LIMIT_MS = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -122,9 +124,16 @@ class Child:
         loop.add_reader(self._ready_fd, self._read_messages)
 
     def close(self) -> None:
-        """Kill it if it lives, reap it and forget the callbacks. Blocks until the kernel has ended it. Idempotent."""
-        self.kill()
-        self._release()
+        """Kill it if it lives, reap it and forget the callbacks. Idempotent.
+
+        Waits for the kernel to end it, 1 s at most: a process stuck in a driver can't be ended by anyone.
+        """
+        if self._pidfd >= 0:
+            self.kill()
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)
+            poller.poll(_KILL_LIMIT_MS)
+            self._release()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pidfd >= 0:
@@ -144,7 +153,7 @@ class Child:
         self._close_ready()
         if self._loop is not None:
             self._loop.remove_reader(self._pidfd)
-        self.exit_code = self._popen.wait()
+        self.exit_code = self._popen.poll()
         os.close(self._pidfd)
         self._pidfd = -1
 

@@ -1,0 +1,251 @@
+"""`headrace serve`: starts gateway and worker side by side, restarts what dies, stops everything in order.
+
+The supervisor handles no request and holds no state that a request needs: its own death by SIGKILL ends its children
+(the kernel does that, see `shared.child.bind_to_parent`), and the next start finds nothing in its way.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.ready import ready_text
+from shared import logs, settings_loader
+from shared.child import StopSignal
+from shared.clock import Clock, now_s
+from shared.errors import ExitCode, StartupError
+from shared.logs import get_logger
+from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
+from shared.runtime_dir import RuntimeDir
+from shared.settings import SupervisorSettings
+from shared.supervision import Backoff, Child
+
+_FINAL_AT_START = {ExitCode.BAD_SETTINGS, ExitCode.IN_USE, ExitCode.MODEL_LOAD}
+"""During a process's first start these would only repeat, so they end everything; later they count as failures."""
+_KILL_LIMIT_S = 1.0
+"""How long the kernel may take to end killed processes before we leave without having seen it."""
+
+log = get_logger()
+
+
+class Command(NamedTuple):
+    """What to keep running."""
+
+    name: str
+    argv: Sequence[str]
+    stop_order: int
+    """Processes of a lower number stop first; those of the same number together."""
+
+
+class _Kept:
+    """One command's present process and history."""
+
+    def __init__(self, command: Command, settings: SupervisorSettings) -> None:
+        self.command = command
+        self.child: Child | None = None
+        self.gone = asyncio.Event()
+        self.gone.set()
+        self.was_ready = False
+        self.last_failure = ""
+        self.restart: asyncio.TimerHandle | None = None
+        self.backoff = Backoff(
+            first_s=settings.backoff_first_ms / 1000,
+            max_s=settings.backoff_max_ms / 1000,
+            stable_s=settings.stable_ms / 1000,
+        )
+
+
+class Supervisor:
+    """Keeps commands running until a stop is asked for or there is no hope. One event loop, main thread."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        settings: SupervisorSettings,
+        stop: StopSignal,
+        on_ready: Callable[[str, str, bool], None],
+        clock: Clock = now_s,
+    ) -> None:
+        """`on_ready(name, detail, first)` is called each time a process announces that it is ready."""
+        self._settings = settings
+        self._stop = stop
+        self._on_ready = on_ready
+        self._clock = clock
+        self._kept = [_Kept(command, settings) for command in commands]
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[ExitCode] = self._loop.create_future()
+
+    async def run(self) -> ExitCode:
+        """Start everything, wait for the end, stop everything; OK only when a stop was asked for."""
+        self._loop.add_reader(self._stop.fileno(), self._signalled)
+        try:
+            for kept in self._kept:
+                self._start(kept)
+            code = await self._outcome
+            await self._stop_all()
+            return code
+        finally:
+            self._loop.remove_reader(self._stop.fileno())
+            for kept in self._kept:
+                if kept.child is not None:
+                    kept.child.close()
+
+    # ------------------------------------------------------------------ running
+
+    def _start(self, kept: _Kept) -> None:
+        kept.restart = None
+        now = self._clock()
+        try:
+            child = Child.spawn(kept.command.name, kept.command.argv)
+        except OSError as error:
+            kept.last_failure = f"can't be started: {error.strerror}"
+            self._failed(kept)
+            return
+        kept.child = child
+        kept.gone.clear()
+        kept.backoff.started(now)
+        child.on_message(self._loop, lambda _, message: self._heard(kept, message))
+        child.on_exit(self._loop, lambda _, code: self._exited(kept, code))
+
+    def _heard(self, kept: _Kept, message: ToSupervisor) -> None:
+        if isinstance(message, ProcessReady):
+            first, kept.was_ready = not kept.was_ready, True
+            self._on_ready(kept.command.name, message.detail, first)
+        elif isinstance(message, ProcessFailed):
+            kept.last_failure = message.text
+
+    def _exited(self, kept: _Kept, code: int) -> None:
+        kept.child = None
+        kept.gone.set()
+        if self._outcome.done():
+            return
+        if not kept.was_ready and code in _FINAL_AT_START:
+            log.error("can't start", child=kept.command.name, exit_code=code, reason=kept.last_failure)
+            self._outcome.set_result(ExitCode(code))
+            return
+        kept.last_failure = f"{_told(code)}{': ' if kept.last_failure else ''}{kept.last_failure}"
+        self._failed(kept)
+
+    def _failed(self, kept: _Kept) -> None:
+        now = self._clock()
+        kept.backoff.failed(now)
+        delay_s = kept.backoff.next_delay_s(now)
+        failures = kept.backoff.failures_in_a_row
+        name, why, kept.last_failure = kept.command.name, kept.last_failure, ""
+        if failures >= self._settings.max_failures:
+            log.error("gave up", child=name, failures=failures, last=why, setting="supervisor.max_failures")
+            if not self._outcome.done():
+                self._outcome.set_result(ExitCode.INTERNAL)
+            return
+        log.warning("ended, starts again", child=name, failures=failures, delay_s=round(delay_s, 3), why=why)
+        kept.restart = self._loop.call_later(delay_s, self._start, kept)
+
+    # ------------------------------------------------------------------ stopping
+
+    def _signalled(self) -> None:
+        self._stop.acknowledge()
+        if not self._outcome.done():
+            log.info("stopping", limit_ms=self._settings.stop_ms)
+            self._outcome.set_result(ExitCode.OK)
+        if self._stop.count > 1:
+            log.warning("asked again: killing what is left")
+            self._kill_all()
+
+    async def _stop_all(self) -> None:
+        """In order, each told once; what lives after `stop_ms` is killed."""
+        for kept in self._kept:
+            if kept.restart is not None:
+                kept.restart.cancel()
+        try:
+            async with asyncio.timeout(self._settings.stop_ms / 1000):
+                for order in sorted({kept.command.stop_order for kept in self._kept}):
+                    await self._end([kept for kept in self._kept if kept.command.stop_order == order])
+        except TimeoutError:
+            alive = [kept.command.name for kept in self._kept if kept.child is not None]
+            log.warning("killing what did not stop in time", children=alive, setting="supervisor.stop_ms")
+            self._kill_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_LIMIT_S):
+                    await self._all_gone(self._kept)
+
+    async def _end(self, group: Sequence[_Kept]) -> None:
+        for kept in group:
+            if kept.child is not None:
+                kept.child.terminate()
+        await self._all_gone(group)
+
+    def _kill_all(self) -> None:
+        for kept in self._kept:
+            if kept.child is not None:
+                kept.child.kill()
+
+    @staticmethod
+    async def _all_gone(group: Sequence[_Kept]) -> None:
+        for kept in group:
+            await kept.gone.wait()
+
+
+def run(config: Path | None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code (`shared.errors.ExitCode`).
+
+    `config` None: ./headrace.yaml if there is one, else the defaults. Raises StartupError when a start is hopeless.
+    """
+    settings = settings_loader.load(config).settings
+    logs.configure("supervisor", settings.log)
+    runtime = RuntimeDir.open(settings.runtime_dir)
+    runtime.lock("supervisor")
+
+    def on_ready(name: str, detail: str, first: bool) -> None:  # noqa: FBT001 - called by position, once
+        if name != "gateway":
+            log.info("ready", child=name, detail=detail)
+        elif first:
+            with contextlib.suppress(OSError):  # nobody reads our output; the log has it, too
+                sys.stdout.write(ready_text(detail, settings) + "\n")
+                sys.stdout.flush()
+        else:
+            log.warning("ready again", child=name, detail=detail)
+
+    with StopSignal() as stop:
+        try:
+            return int(asyncio.run(_supervise(_commands(config), settings.supervisor, stop, on_ready)))
+        finally:
+            _tidy(runtime)
+
+
+async def _supervise(
+    commands: Sequence[Command],
+    settings: SupervisorSettings,
+    stop: StopSignal,
+    on_ready: Callable[[str, str, bool], None],
+) -> ExitCode:
+    return await Supervisor(commands, settings, stop, on_ready).run()
+
+
+def _commands(config: Path | None) -> list[Command]:
+    common = [] if config is None else ["--config", str(config)]
+    # The gateway stops first: it drains what was admitted, and needs its worker for that.
+    return [
+        Command("gateway", [sys.executable, "-m", "gateway", *common], 0),
+        Command("worker-0", [sys.executable, "-m", "workers", "--index", "0", *common], 1),
+    ]
+
+
+def _tidy(runtime: RuntimeDir) -> None:
+    """Leave nothing behind, also after a gateway that was killed; one started by hand still owns its things."""
+    with contextlib.suppress(StartupError):
+        runtime.lock("gateway")
+        runtime.sweep()
+    runtime.close()
+
+
+def _told(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
