@@ -32,7 +32,7 @@ class Readiness:
         """`describe` gives the parts of `/debug` that other objects know."""
         self._routing = routing
         self._describe = describe
-        self._flow: Flow | None = None
+        self._flow: Flow
         self._changed: list[Callable[[], None]] = []
         self._workers: dict[bytes, set[int]] = {}
         self._proving: dict[int, asyncio.Task[None]] = {}
@@ -141,22 +141,30 @@ class Readiness:
         task.add_done_callback(lambda _done: self._proving.pop(model.number, None))
 
     async def _prove(self, model: ServedModel) -> None:
-        if self._flow is None:
-            return
-        pipeline = model.pipeline
-        try:
-            deadline_s = now_s() + PROVE_LIMIT_S
-            async with asyncio.timeout_at(deadline_s):
-                options = pipeline.parse_options({})
-                await self._flow.item(model, pipeline.example(), options, deadline_s, StageTimes())
-        except (HeadraceError, TimeoutError) as error:
-            text = error.text if isinstance(error, HeadraceError) else "a batch of its example did not come back"
-            if self._loaded_somewhere(model):
-                self._set(model, "failed", text)
-                asyncio.get_running_loop().call_later(PROVE_EVERY_S, self._maybe_prove, model)
-            return
-        if self._loaded_somewhere(model):
+        failure = await self._failure_of(model)
+        if not self._loaded_somewhere(model):
+            return  # its worker was lost meanwhile: that is the reason now
+        if failure is None:
             self._set(model, "ready", "")
+        else:
+            self._set(model, "failed", failure)
+            asyncio.get_running_loop().call_later(PROVE_EVERY_S, self._maybe_prove, model)
+
+    async def _failure_of(self, model: ServedModel) -> str | None:
+        """Run the pipeline's example through all processes; None when its answer came back."""
+        deadline_s = now_s() + PROVE_LIMIT_S
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                options = model.pipeline.parse_options({})
+                await self._flow.item(model, model.pipeline.example(), options, deadline_s, StageTimes())
+        except HeadraceError as error:
+            return error.text
+        except TimeoutError:
+            return "a batch of its example did not come back"
+        except Exception:
+            log.exception("proof failed", model=model.name)
+            return "its example could not be run, see the log"
+        return None
 
     def _loaded_somewhere(self, model: ServedModel) -> bool:
         return any(model.number in loaded for loaded in self._workers.values())

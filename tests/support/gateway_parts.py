@@ -78,12 +78,14 @@ class FakeRouter:
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, ToWorker]] = []
         self.full = False
+        self.was_sent = asyncio.Event()
         self.bad_frames = self.stale_frames = 0
 
     def send(self, identity: bytes, message: ToWorker) -> bool:
         if self.full:
             return False
         self.sent.append((identity, message))
+        self.was_sent.set()
         return True
 
     def batches(self) -> list[RunBatch]:

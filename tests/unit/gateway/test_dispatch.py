@@ -110,10 +110,9 @@ async def test_the_wait_for_company_ends(bench: Callable[..., Bench]) -> None:
     b = bench(model)
     worker = connect_worker(b.workers, 1)
     await b.lease(model, prepared=False)  # never comes
+    b.router.was_sent.clear()
     future = await b.submit(model)
-    async with asyncio.timeout(LIMIT_S):
-        while not b.router.batches():
-            await asyncio.sleep(0)
+    await asyncio.wait_for(b.router.was_sent.wait(), LIMIT_S)
     b.answer(worker, b.router.batches()[0])
     await future
 

@@ -1,0 +1,129 @@
+"""kill -9 and SIGSTOP of every process under load: each call ends with one status, nothing is wrong, all comes back."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from headrace import Client
+from tests.support.ledger import Load
+from tests.support.stack import Site, eventually, serving
+
+BACK_S = 10.0
+RETRYABLE = {"not_ready", "process_lost", "draining"}
+"""What a caller may see of a lost worker or pool process: UNAVAILABLE, safe to retry."""
+
+
+def check(load: Load, *allowed: str) -> None:
+    assert load.wrong == []
+    assert load.overdue == []
+    assert set(load.outcomes) <= {"ok", *allowed}, load.outcomes
+    assert load.outcomes["ok"] > 0
+
+
+def at_rest(site: Site) -> bool:
+    """Everything that a request may hold has come back."""
+    debug = site.debug()
+    return (
+        debug["in_flight"] == {"requests": 0, "rows": 0, "bytes": 0}
+        and not any(debug["queues"].values())
+        and debug["arena"]["leased"] == debug["arena"]["quarantined"] == 0
+    )
+
+
+def kill_worker(site: Site) -> None:
+    os.kill(site.worker_pids()[0], signal.SIGKILL)
+
+
+def kill_pool_process(site: Site) -> None:
+    os.kill(site.pool_pids()[0], signal.SIGKILL)
+
+
+def kill_whole_pool(site: Site) -> None:
+    for pid in site.pool_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_worker, kill_pool_process, kill_whole_pool])
+def test_a_killed_child_is_replaced_and_every_call_ends(
+    own_site: Site, jpeg: bytes, kill: Callable[[Site], None]
+) -> None:
+    with serving(own_site):
+        gateway = own_site.gateway_pid()
+        with Load(own_site.grpc, jpeg) as load:
+            for _ in range(3):
+                load.wait_for("ok", 50)
+                kill(own_site)
+                load.wait_for("ok", 50)
+                eventually("all to be ready again", lambda: own_site.ready() and len(own_site.pool_pids()) == 2, BACK_S)
+        check(load, *RETRYABLE)
+        if kill is not kill_worker:
+            assert load.outcomes["not_ready"] == 0  # the pool's deaths are invisible but for the calls they held
+        assert own_site.gateway_pid() == gateway
+        eventually("everything to be given back", lambda: at_rest(own_site), BACK_S)
+
+
+def test_a_killed_gateway_is_replaced_and_its_pool_dies_with_it(own_site: Site, jpeg: bytes) -> None:
+    with serving(own_site):
+        worker = own_site.worker_pids()
+        pool = own_site.pool_pids()
+        with Load(own_site.grpc, jpeg) as load:
+            load.wait_for("ok", 50)
+            os.kill(own_site.gateway_pid(), signal.SIGKILL)
+            load.wait_for("ok", 50)
+        check(load, *RETRYABLE, "unavailable")  # the last one is gRPC's own: connection lost or refused
+        assert own_site.worker_pids() == worker  # it kept its models and found the new gateway
+        eventually("the old pool to be gone", lambda: not alive(pool), 2.0)
+
+
+def test_a_killed_supervisor_takes_everything_with_it_and_a_new_start_works_at_once(
+    own_site: Site, jpeg: bytes
+) -> None:
+    with serving(own_site) as process:
+        process.signal(signal.SIGKILL)
+        process.wait()
+        own_site.wait_no_process(2.0)
+    with serving(own_site), Client(own_site.grpc) as client:
+        assert client.classify(jpeg).labels
+
+
+def test_a_stopped_worker_is_found_out_while_nobody_calls(own_site: Site) -> None:
+    rewrite(own_site, worker={"hang_limit_ms": 2000})
+    with serving(own_site):
+        (worker,) = own_site.worker_pids()
+        os.kill(worker, signal.SIGSTOP)
+        eventually("readiness to turn false", lambda: not own_site.ready(), 15.0)
+        eventually("another worker", lambda: own_site.ready() and own_site.worker_pids() != [worker], 15.0)
+
+
+def test_a_stopped_pool_process_is_replaced(own_site: Site, jpeg: bytes) -> None:
+    rewrite(own_site, pool={"job_limit_ms": 500, "processes": 2})
+    with serving(own_site):
+        stopped = own_site.pool_pids()[0]
+        with Load(own_site.grpc, jpeg, callers=4) as load:
+            load.wait_for("ok", 20)
+            os.kill(stopped, signal.SIGSTOP)
+            load.wait_for("ok", 20)
+            eventually("the process to be replaced", lambda: stopped not in own_site.pool_pids(), BACK_S)
+        check(load, "invalid_input")  # the one call that it held: over pool.job_limit_ms
+        assert load.outcomes["invalid_input"] <= 1
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+            found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def rewrite(site: Site, **groups: object) -> None:
+    """Change groups of the settings before the start."""
+    settings = json.loads(site.config.read_text())
+    settings.update(groups)
+    site.config.write_text(json.dumps(settings))

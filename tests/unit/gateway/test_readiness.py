@@ -1,0 +1,182 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway import readiness as readiness_module
+from gateway.readiness import Readiness
+from gateway.request import StageTimes
+from gateway.routing import Routing
+from gateway.served import ServedModel
+from gateway.state import Phase
+from gateway.worker_client import Worker
+from shared.errors import InternalFault, NotReady
+from shared.messages import PROTOCOL_VERSION, Hello, ModelLoaded
+from shared.pipeline import Options, RawInput
+from shared.results import Result
+from tests.support.gateway_parts import served
+
+LIMIT_S = 5.0
+
+
+class ProofFlow:
+    """The flow's `item`, answering what the test wants."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answer: Callable[[], Awaitable[list[Result]]] = self._nothing
+
+    async def item(
+        self, model: ServedModel, raw: RawInput, options: Options, deadline_s: float, times: StageTimes
+    ) -> list[Result]:
+        self.calls += 1
+        return await self.answer()
+
+    async def _nothing(self) -> list[Result]:
+        return []
+
+
+class World:
+    def __init__(self, *models: ServedModel) -> None:
+        self.models = models or (served(),)
+        for model in self.models:
+            model.state.phase, model.state.reason = "no_worker", "no worker is connected"
+        self.readiness = Readiness(Routing(self.models), dict)
+        self.flow = ProofFlow()
+        self.readiness.connect(self.flow)  # type: ignore[arg-type]  # a fake with the port's name
+        self.phases: list[Phase] = []
+        self.readiness.subscribe(lambda: self.phases.append(self.models[0].state.phase))
+        self.lives = 0
+
+    def greet(self) -> Worker:
+        self.lives += 1
+        worker = Worker(f"worker-0.{self.lives}".encode(), Hello(PROTOCOL_VERSION, 1, "worker-0", "cpu"), 1)
+        self.readiness.worker_greeted(worker)
+        return worker
+
+    def load(self, worker: Worker, number: int = 1) -> None:
+        self.readiness.model_loaded(worker, ModelLoaded(number, [], 5, "fp32", 0.5))
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while self.readiness._proving:
+                await asyncio.wait(self.readiness._proving.values())
+                await asyncio.sleep(0)
+
+
+async def test_ready_only_after_a_batch_came_back() -> None:
+    world = World()
+    assert world.readiness.not_ready_reason() == "model 'words' is not ready: no worker is connected"
+    worker = world.greet()
+    world.load(worker)
+    assert world.flow.calls == 0  # no pool process has the pipeline yet
+    assert world.readiness.not_ready_reason() is not None
+    world.readiness.pipeline_opened(1, None)
+    await world.settled()
+    assert world.flow.calls == 1
+    assert world.readiness.not_ready_reason() is None
+    assert world.phases == ["loading", "proving", "ready"]
+    assert world.readiness.models()[0].memory_bytes == 5
+
+
+async def test_one_model_that_is_not_ready_makes_the_server_not_ready() -> None:
+    world = World(served(1), served(2, name="other"))
+    for number in (1, 2):
+        world.readiness.pipeline_opened(number, None)
+    worker = world.greet()
+    world.load(worker, 1)
+    await world.settled()
+    assert world.readiness.not_ready_reason() == "model 'other' is not ready: a worker is loading it"
+
+
+async def test_a_lost_worker_turns_it_false_at_once_and_a_new_one_is_proven_again() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    worker = world.greet()
+    world.load(worker)
+    await world.settled()
+    world.readiness.worker_lost(worker)
+    assert "no worker is connected" in (world.readiness.not_ready_reason() or "")
+    world.load(world.greet())
+    assert world.readiness.not_ready_reason() is not None
+    await world.settled()
+    assert world.readiness.not_ready_reason() is None
+    assert world.flow.calls == 2
+
+
+async def test_a_second_worker_keeps_it_ready() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    first, second = world.greet(), world.greet()
+    world.load(first)
+    world.load(second)
+    await world.settled()
+    world.readiness.worker_lost(first)
+    assert world.readiness.not_ready_reason() is None
+
+
+async def test_a_failed_load_and_a_refused_pipeline_say_why() -> None:
+    world = World(served(1), served(2, name="other"))
+    worker = world.greet()
+    world.readiness.model_failed(worker, 1, NotReady("the weights do not fit"))
+    assert world.readiness.not_ready_reason() == "model 'words' is not ready: the weights do not fit"
+    world.readiness.pipeline_opened(2, InternalFault("no such class"))
+    assert world.models[1].state.phase == "failed"
+
+
+async def test_a_failed_proof_is_tried_again() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+
+    async def refuse() -> list[Result]:
+        raise NotReady("nothing came back")
+
+    world.flow.answer = refuse
+    world.load(world.greet())
+    await world.settled()
+    assert world.models[0].state.phase == "failed"
+    assert world.readiness.not_ready_reason() == "model 'words' is not ready: nothing came back"
+    world.flow.answer = world.flow._nothing
+    world.readiness._maybe_prove(world.models[0])
+    await world.settled()
+    assert world.readiness.not_ready_reason() is None
+
+
+async def test_a_silent_model_is_proven_again_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    world.load(world.greet())
+    await world.settled()
+    monkeypatch.setattr(readiness_module, "now_s", lambda: 1000.0)
+    world.models[0].proven_s = 998.0
+    world.readiness.tick()
+    assert world.flow.calls == 1
+    world.models[0].proven_s = 990.0
+    world.readiness.tick()
+    world.readiness.tick()
+    await world.settled()
+    assert world.flow.calls == 2
+
+
+async def test_a_bug_while_proving_is_not_ready_and_does_not_end_the_keeper() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+
+    async def bug() -> list[Result]:
+        raise KeyError("bug")
+
+    world.flow.answer = bug
+    world.load(world.greet())
+    await world.settled()
+    assert world.models[0].state.phase == "failed"
+    assert "bug" not in world.models[0].state.reason
+
+
+async def test_draining_is_not_ready() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    world.load(world.greet())
+    await world.settled()
+    world.readiness.drain()
+    assert world.readiness.not_ready_reason() == "the server is stopping"
+    assert isinstance(world.readiness.debug()["reason"], str)
