@@ -46,7 +46,7 @@ def _trimmed(image: Pixels) -> Pixels:
 
 
 def _interpolation(scale: float) -> int:
-    """Closest to an antialiased bicubic for the time it takes, see docs/decisions/0004-image-resize.md."""
+    """Closest to an antialiased bicubic for the time it takes, see docs/decisions/image-resize.md."""
     if scale > 0.8:
         return cv2.INTER_CUBIC
     return cv2.INTER_LINEAR if scale > 0.5 else cv2.INTER_AREA

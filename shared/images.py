@@ -34,9 +34,10 @@ class _Limits:
     max_pixels = 50_000_000
 
 
-def set_max_pixels(max_pixels: int) -> None:
-    """Set this process's pixel limit (`pool.max_pixels`); once, at start."""
+def configure(max_pixels: int) -> None:
+    """Once per process, at start: its pixel limit (`pool.max_pixels`), and one thread, since one job runs at a time."""
     _Limits.max_pixels = max_pixels
+    cv2.setNumThreads(1)
 
 
 def decode(data: bytes | memoryview, background: Colour = WHITE) -> Pixels:

@@ -1,0 +1,38 @@
+"""What a pool process must not be able to do, since it runs decoders over strangers' bytes."""
+
+import faulthandler
+import os
+import resource
+import sys
+
+from shared.child import limit_address_space
+from shared.settings import PoolSettings
+
+
+def confine(settings: PoolSettings) -> None:
+    """Load the decoders and close the doors behind them: no GPU, no core dump, bounded pixels and memory.
+
+    Called once, before the first job. The memory limit counts from here, so everything heavy is loaded first.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # A second line of defence behind our own look at the header: OpenCV reads these when it is first imported.
+    os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(settings.max_pixels)
+    os.environ["OPENCV_LOG_LEVEL"] = "SILENT"
+    from shared import images  # noqa: PLC0415 - imports OpenCV, which reads the environment set above
+
+    images.configure(settings.max_pixels)
+    # A decoder that crashes would otherwise leave a caller's image on the disk.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_address_space(settings.memory_bytes)
+
+
+def hide_native_messages() -> None:
+    """Close stderr for the C libraries, which print a line over every broken image; Python keeps it.
+
+    When a decoder crashes, the Python stack is still written.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    faulthandler.enable(sys.stderr)
