@@ -199,6 +199,14 @@ def test_a_worker_ten_times_slower_than_its_warm_up_is_learned_and_deadlines_hol
     assert max(missed) < 1000
 
 
+def test_a_cost_overestimated_a_hundred_times_does_not_keep_callers_out_for_good() -> None:
+    """By the prediction nothing can be served; the idle worker's tries teach the truth."""
+    made = simulation(lambda key, rows: truth(key, rows) / 100)
+    ledger = play(bursts(4, every_s=0.002, seconds=1.0, patience_s=0.003), made)
+    assert len(ledger.expired) > 10
+    assert max(ledger.expired) < 1000
+
+
 # ------------------------------------------------------------------ always
 
 
