@@ -159,4 +159,4 @@ def timing_line(timing: ServerTiming) -> str:
     """The stages that took time, in milliseconds, in their order."""
     times = [(stage, getattr(timing, f"{stage}_ms")) for stage in STAGES]
     told = " · ".join(f"{stage} {value:.1f}" for stage, value in times if value >= 0.05)
-    return f"{told or 'no stage took'} ms, batch of {timing.batch_rows}"
+    return f"{told} ms, batch of {timing.batch_rows}" if told else "no stage times"

@@ -5,6 +5,7 @@ failure is one line on stderr and the exit code of `shared.errors.ExitCode`; res
 """
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -162,6 +163,9 @@ def main() -> NoReturn:
         _leave(error.text, error.exit_code)
     except HeadraceError as error:
         _leave(error.text, ExitCode.MODEL_LOAD)
+    except Exception:  # noqa: BLE001 - a bug of ours: the whole trace for the report, and the exit code for it
+        traceback.print_exc()
+        sys.exit(ExitCode.INTERNAL)
     sys.exit(ExitCode.OK)
 
 

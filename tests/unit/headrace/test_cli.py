@@ -1,0 +1,242 @@
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace import cli, listing, zoo
+from shared.errors import ExitCode, StartupError, UnknownModel
+from shared.repository import Meta
+from shared.repository_writer import add_version
+
+ROOT = Path(__file__).parents[3]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        output = capsys.readouterr()
+        code = left.value.code
+        return (code if isinstance(code, int) else 0), _plain(output.out), _plain(output.err)
+
+    return run
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    root = tmp_path / "models"
+    (root / "good").mkdir(parents=True)
+    (root / "good" / "model.yaml").write_text("pipeline: tensor\nbackend: simulated\n")
+    weights = tmp_path / "simulated.json"
+    weights.write_text("{}")
+    add_version(root, "good", {"simulated.json": weights}, Meta(source="here"), make_current=True)
+    return root
+
+
+COMMANDS = [
+    ("serve",),
+    ("classify",),
+    ("demo",),
+    ("models", "list"),
+    ("models", "fetch"),
+    ("config", "explain"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_every_command_has_examples(run: Run, command: tuple[str, ...]) -> None:
+    code, out, _ = run(*command, "--help")
+    assert code == 0
+    assert "Examples:" in out
+    assert out.count("headrace " + " ".join(command)) >= 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("models",), ("config",)])
+def test_help_lists_the_commands(run: Run, arguments: tuple[str, ...]) -> None:
+    _, out, err = run(*arguments)
+    words = {"list", "fetch"} if "models" in arguments else {"explain"} if "config" in arguments else {"serve", "demo"}
+    assert all(word in out + err for word in words)
+
+
+@pytest.mark.parametrize("arguments", [("srve",), ("classify",), ("classify", "x", "--top-k", "0"), ("serve", "--cfg")])
+def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments)[0] == ExitCode.BAD_SETTINGS
+
+
+def test_explain_as_json_has_value_and_origin_of_every_setting(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "headrace.yaml").write_text("log:\n  level: debug\nbatching:\n  max_rows: 4\n")
+    monkeypatch.setenv("HEADRACE_POOL__PROCESSES", "3")
+    code, out, _ = run("config", "explain", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["log.level"] == {"value": "debug", "origin": "headrace.yaml:2"}
+    assert told["pool.processes"] == {"value": 3, "origin": "HEADRACE_POOL__PROCESSES"}
+    assert told["batching.sizes"] == {"value": [1, 2, 4], "origin": "derived"}
+    assert told["repository"] == {"value": "models", "origin": "default"}
+    assert len(told) > 35
+
+
+def test_explain_as_table(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("\ngateway:\n  grpc_address: 127.0.0.1:9001\n")
+    code, out, _ = run("config", "explain", "--config", "other.yaml")
+    assert code == 0
+    assert re.search(r"gateway\.grpc_address +127\.0\.0\.1:9001 +other\.yaml:3", out)
+    assert re.search(r"gateway\.reflection +true +default", out)
+    assert re.search(r"pool\.processes +null +default", out)
+    assert re.search(r"batching\.sizes +\[1, 2, 4, 8, 16, 32\] +default", out)
+
+
+def test_explain_of_one_group_or_key(run: Run) -> None:
+    assert set(json.loads(run("config", "explain", "arena", "--json")[1])) == {
+        "arena.budget_bytes",
+        "arena.inline_bytes",
+    }
+    assert set(json.loads(run("config", "explain", "pool.processes", "--json")[1])) == {"pool.processes"}
+    code, _, err = run("config", "explain", "gatewy")
+    assert (code, err) == (2, "headrace: config explain: no setting is called 'gatewy' (did you mean gateway?)\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("config", "explain"), ("models", "list"), ("serve",), ("models", "fetch"), ("demo",)]
+)
+def test_every_command_refuses_bad_settings_with_one_line(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "headrace.yaml").write_text("log: {level: info}\ngateway:\n  grpc_adress: x\n")
+    code, out, err = run(*command)
+    assert code == ExitCode.BAD_SETTINGS
+    assert err == ("headrace: headrace.yaml:3: unknown key gateway.grpc_adress (did you mean gateway.grpc_address?)\n")
+    assert out == ""
+
+
+def test_an_unknown_variable_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_GRPC_ADDRESS", "x")
+    code, _, err = run("config", "explain")
+    assert code == ExitCode.BAD_SETTINGS
+    assert "HEADRACE_GATEWAY__GRPC_ADDRESS" in err
+
+
+def test_models_list_as_table_and_json(run: Run, models: Path) -> None:
+    (models / "bad").mkdir()
+    (models / "bad" / "model.yaml").write_text("pipelin: x\n")
+    (models / "empty").mkdir()
+    (models / "empty" / "model.yaml").write_text("pipeline: tensor\nbackend: simulated\n")
+    code, out, _ = run("models", "list")
+    assert code == 0
+    assert re.search(r"good +[0-9a-f]{16} +● +tensor", out)
+    assert "✗ model empty has no version yet" in out
+    rows = {row["name"]: row for row in json.loads(run("models", "list", "--json")[1])}
+    assert rows["good"]["current"] is True
+    assert rows["good"]["source"] == "here"
+    assert "problem" in rows["empty"]
+
+
+def test_models_list_shows_a_bad_model_beside_the_good_ones(run: Run, models: Path) -> None:
+    (models / "good" / "model.yaml").write_text("pipelin: x\n")
+    rows = json.loads(run("models", "list", "--json")[1])
+    assert rows[0]["problem"].startswith("good/model.yaml:1: unknown key pipelin")
+
+
+def test_models_list_without_any(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("models", "list")
+    assert code == ExitCode.BAD_SETTINGS
+    assert "headrace models fetch" in err
+    (tmp_path / "models").mkdir()
+    assert "headrace models fetch" in run("models", "list")[1]
+    assert json.loads(run("models", "list", "--json")[1]) == []
+
+
+def test_models_fetch(run: Run, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(name: str, repository: Path, report: zoo.Report) -> object:
+        asked.append((name, repository))
+        report("downloading")
+        return listing.Repository(models).open("good")
+
+    monkeypatch.setattr(zoo, "fetch", fetch)
+    monkeypatch.setattr(zoo, "fetch_photos", lambda repository, _report: [zoo.Photo(repository / "a.jpg", 1)])
+    code, out, _ = run("models", "fetch")
+    assert (code, asked) == (0, [("efficientnet-lite0", Path("models"))])
+    assert "✓ good" in out
+    code, out, _ = run("models", "fetch", "other", "--photos", "--json")
+    assert json.loads(out)["photos"] == ["models/a.jpg"]
+    assert asked[-1][0] == "other"
+
+
+def test_models_fetch_of_an_unknown_name(run: Run) -> None:
+    code, _, err = run("models", "fetch", "resnet")
+    assert code == ExitCode.BAD_SETTINGS
+    assert "efficientnet-lite0" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (StartupError(ExitCode.IN_USE, "port 8001 is taken"), 3, "headrace: port 8001 is taken\n"),
+        (UnknownModel("model 'x' is unknown"), 4, "headrace: model 'x' is unknown\n"),
+        (RuntimeError("a bug"), 70, "RuntimeError: a bug"),
+    ],
+)
+def test_failures_leave_with_their_exit_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, words: str
+) -> None:
+    def serve(_config: Path | None) -> int:
+        raise error
+
+    monkeypatch.setattr("headrace.supervisor.run", serve)
+    left, _, err = run("serve")
+    assert left == code
+    assert words in err
+
+
+@pytest.mark.parametrize("code", [0, 3, 70])
+def test_serve_hands_over_the_config_and_returns_the_supervisors_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    asked: list[Path | None] = []
+
+    def serve(config: Path | None) -> int:
+        asked.append(config)
+        return code
+
+    monkeypatch.setattr("headrace.supervisor.run", serve)
+    assert run("serve", "-c", "x.yaml")[0] == code
+    assert run("serve")[0] == code
+    assert asked == [Path("x.yaml"), None]
+
+
+def test_the_command_line_itself_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, headrace.cli; "
+        "print([name for name in ('torch', 'grpc', 'cv2', 'numpy', 'pydantic', 'zmq') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_python_m_headrace_is_the_same_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "config", "explain", "log", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["log.level"]["value"] == "info"

@@ -1,0 +1,55 @@
+import io
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace import demo
+from headrace.client_results import Classified, Label, Outcome, ServerTiming
+from headrace.zoo import Photo
+from shared.errors import ExitCode, StartupError
+
+LABELS = tuple(f"class {index}" for index in range(40))
+PHOTOS = [Photo(Path(f"imagenet_{index:02}_{index}.jpg"), index) for index in range(20)]
+
+
+def _outcome(index: int, classes: list[int]) -> Outcome:
+    labels = tuple(Label(one, LABELS[one], 0.5) for one in classes)
+    timing = ServerTiming(prepare_ms=3.0, wait_ms=1.0, batch_ms=2.0, run_ms=25.0, batch_rows=8)
+    return Outcome(index, PHOTOS[index].path, result=Classified(labels, "m", "v", "r", timing))
+
+
+def _report(outcomes: list[Outcome]) -> tuple[int, str]:
+    stream = io.StringIO()
+    code = demo.report(Console(file=stream, width=120), PHOTOS, outcomes, LABELS, 0.5)
+    return code, stream.getvalue()
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0, 0), (3, 0), (4, 1), (20, 1)])
+def test_seventeen_right_answers_are_enough(wrong: int, code: int) -> None:
+    outcomes = [_outcome(index, [30, index] if index < wrong else [index, 30]) for index in range(20)]
+    left, text = _report(outcomes)
+    assert left == code
+    assert f"top-1 {20 - wrong} of 20 right (17 are enough), top-5 20; 20 photos in 0.50 s" in text
+
+
+def test_a_row_shows_truth_answer_place_and_times() -> None:
+    outcomes = [_outcome(index, [index]) for index in range(20)]
+    outcomes[3] = _outcome(3, [30, 31, 3])
+    outcomes[4] = _outcome(4, [30, 31])
+    outcomes[5] = Outcome(5, PHOTOS[5].path, error=FileNotFoundError(2, "No such file"))
+    _, text = _report(outcomes)
+    assert re.search(r"00 +class 0 +✓ class 0 50\.0 % +✓ 1\. +3\.0 +3\.0 +25\.0 +8", text)
+    assert re.search(r"03 +class 3 +✗ class 30 50\.0 % +✓ 3\.", text)
+    assert re.search(r"04 +class 4 +✗ class 30 50\.0 % +✗ +3\.0", text)
+    assert re.search(r"05 +class 5 +✗ can't be read: No such file", text)
+
+
+def test_without_a_server_at_the_address_the_demo_says_so() -> None:
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(StartupError, match="headrace serve") as caught:
+            demo._classify(f"127.0.0.1:{taken.getsockname()[1]}", [])
+    assert caught.value.exit_code == ExitCode.PEER_LOST
