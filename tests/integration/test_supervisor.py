@@ -1,0 +1,243 @@
+"""`headrace serve` over fake children: in this process with a stop of our own, and as a process with real signals."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.supervisor import Command, Supervisor
+from shared.child import StopSignal
+from shared.errors import ExitCode
+from shared.settings import SupervisorSettings
+from tests.support.fake_serve import commands
+
+LIMIT_S = 20
+
+
+class Asked(StopSignal):
+    """A stop that the test asks for."""
+
+    def ask(self) -> None:
+        self._record(signal.SIGTERM, None)
+
+
+class Running:
+    """A supervisor in this process."""
+
+    def __init__(self, kept: Sequence[Command], stop: Asked, **settings: int) -> None:
+        self.ready: asyncio.Queue[tuple[str, int, bool]] = asyncio.Queue()
+        self.stop = stop
+        self.supervisor = Supervisor(
+            kept,
+            SupervisorSettings(**{"backoff_first_ms": 10, **settings}),
+            stop,
+            lambda name, detail, first: self.ready.put_nowait((name, int(detail), first)),
+        )
+        self.task = asyncio.get_running_loop().create_task(self.supervisor.run())
+
+    async def next_ready(self) -> tuple[str, int, bool]:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.ready.get()
+
+    async def all_ready(self) -> dict[str, int]:
+        pair = [await self.next_ready(), await self.next_ready()]
+        assert all(first for _, _, first in pair)
+        return {name: pid for name, pid, _ in pair}
+
+    async def exit_code(self) -> ExitCode:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.task
+
+
+@pytest.fixture
+def stop() -> Iterator[Asked]:
+    with Asked() as asked:
+        yield asked
+
+
+def gone(*pids: int) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def test_both_start_side_by_side_and_stop_in_order(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path), stop)
+    pids = await running.all_ready()
+    assert set(pids) == {"gateway", "worker-0"}
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert (tmp_path / "log").read_text() == "gateway\nworker-0\n"
+    assert gone(*pids.values())
+
+
+@pytest.mark.parametrize("victim", ["gateway", "worker-0"])
+async def test_a_killed_child_is_replaced_and_the_other_keeps_running(stop: Asked, tmp_path: Path, victim: str) -> None:
+    running = Running(commands(tmp_path), stop)
+    pids = await running.all_ready()
+    os.kill(pids[victim], signal.SIGKILL)
+    name, pid, first = await running.next_ready()
+    assert (name, first) == (victim, False)
+    assert pid != pids[victim]
+    other = next(pid for name, pid in pids.items() if name != victim)
+    assert not gone(other)
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert gone(other, pid)
+
+
+async def test_a_child_that_someone_else_stopped_is_replaced_too(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path), stop)
+    pids = await running.all_ready()
+    os.kill(pids["worker-0"], signal.SIGTERM)
+    assert (await running.next_ready())[0] == "worker-0"
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+
+
+@pytest.mark.parametrize("code", [ExitCode.BAD_SETTINGS, ExitCode.IN_USE, ExitCode.MODEL_LOAD])
+async def test_a_hopeless_first_start_ends_everything_with_its_code(
+    stop: Asked, tmp_path: Path, code: ExitCode
+) -> None:
+    running = Running(commands(tmp_path, "--fail", str(int(code))), stop)
+    assert await running.exit_code() == code
+    assert all(kept.child is None for kept in running.supervisor._kept)
+
+
+async def test_repeated_failures_give_up_with_70(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path, "--fail", "72"), stop, max_failures=4, backoff_max_ms=20)
+    assert await running.exit_code() == ExitCode.INTERNAL
+    kept = running.supervisor._kept[0]
+    assert kept.backoff.failures_in_a_row == 4
+    assert all(kept.child is None for kept in running.supervisor._kept)
+
+
+async def test_a_program_that_can_not_be_started_is_tried_again_and_then_given_up(stop: Asked) -> None:
+    running = Running([Command("gateway", ["/does/not/exist"], 0)], stop, max_failures=3, backoff_max_ms=20)
+    assert await running.exit_code() == ExitCode.INTERNAL
+
+
+async def test_settings_that_break_later_are_failures_and_not_an_end(stop: Asked, tmp_path: Path) -> None:
+    """A child that was ready once: its exit code 2 may be a file in the middle of being edited."""
+    marker = tmp_path / "second"
+    script = (
+        "import sys, pathlib, runpy\n"
+        f"marker = pathlib.Path({str(marker)!r})\n"
+        "broken = marker.exists()\n"
+        "marker.touch()\n"
+        "sys.argv[1:1] = ['gateway'] + (['--fail', '2'] if broken else [])\n"
+        "runpy.run_module('tests.support.fake_child', run_name='__main__')\n"
+    )
+    kept = [Command("gateway", [sys.executable, "-c", script], 0)]
+    running = Running(kept, stop, max_failures=3, backoff_max_ms=20)
+    _, pid, _ = await running.next_ready()
+    os.kill(pid, signal.SIGKILL)
+    assert await running.exit_code() == ExitCode.INTERNAL
+
+
+async def test_what_does_not_stop_in_time_is_killed(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path, "--stubborn"), stop, stop_ms=300)
+    pids = await running.all_ready()
+    started_s = time.monotonic()
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert 0.3 <= time.monotonic() - started_s < 1.3
+    assert gone(*pids.values())
+
+
+async def test_a_second_request_kills_at_once(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path, "--stubborn"), stop, stop_ms=60_000)
+    pids = await running.all_ready()
+    stop.ask()
+    await asyncio.sleep(0)
+    started_s = time.monotonic()
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert time.monotonic() - started_s < 1.0
+    assert gone(*pids.values())
+
+
+async def test_a_stop_while_a_child_is_still_starting(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path, "--silent"), stop)
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert all(kept.child is None for kept in running.supervisor._kept)
+
+
+async def test_a_stop_while_a_restart_is_due_starts_nothing_more(stop: Asked, tmp_path: Path) -> None:
+    running = Running(commands(tmp_path), stop, backoff_first_ms=10_000)
+    pids = await running.all_ready()
+    os.kill(pids["gateway"], signal.SIGKILL)
+    kept = running.supervisor._kept[0]
+    async with asyncio.timeout(LIMIT_S):
+        await kept.gone.wait()
+    assert kept.restart is not None
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+    assert kept.restart.cancelled()
+    assert kept.child is None
+
+
+@asynccontextmanager
+async def serving(folder: Path, *arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, int]]]:
+    """A supervisor as a process group of its own, and the pids of its children."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.fake_serve", str(folder), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    pids: dict[str, int] = {}
+    async with asyncio.timeout(LIMIT_S):
+        while len(pids) < 2:
+            _, name, pid = (await process.stdout.readline()).decode().split()
+            pids[name] = int(pid)
+    try:
+        yield process, pids
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def ended(process: asyncio.subprocess.Process) -> int:
+    async with asyncio.timeout(LIMIT_S):
+        return await process.wait()
+
+
+async def test_ctrl_c_reaches_the_group_and_still_stops_in_order(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        assert await ended(process) == 0
+    assert (tmp_path / "log").read_text() == "gateway\nworker-0\n"
+    assert gone(*pids.values())
+
+
+async def test_two_terms_end_it_within_a_second(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--stubborn") as (process, pids):
+        process.terminate()
+        process.send_signal(signal.SIGINT)
+        started_s = time.monotonic()
+        assert await ended(process) == 0
+        assert time.monotonic() - started_s < 1.0
+    assert gone(*pids.values())
+
+
+async def test_sigkill_of_the_supervisor_takes_all_children_along(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--stubborn") as (process, pids):
+        pidfds = [os.pidfd_open(pid) for pid in pids.values()]
+        process.kill()
+        await ended(process)
+        for pidfd in pidfds:
+            died = asyncio.Event()
+            asyncio.get_running_loop().add_reader(pidfd, died.set)
+            async with asyncio.timeout(2.0):
+                await died.wait()
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)

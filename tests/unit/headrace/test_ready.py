@@ -1,0 +1,69 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import ready
+from headrace.ready import ready_text
+from shared.settings import Settings
+
+DETAIL = "gRPC 127.0.0.1:8001, HTTP 127.0.0.1:8000, models efficientnet-lite0"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    pipelines = {"efficientnet-lite0": "image_classification", "other": "image_classification", "table": "tensor"}
+    monkeypatch.setattr(ready, "_pipeline", lambda name, _repository: pipelines.get(name, ""))
+    monkeypatch.setattr(ready, "_program", lambda: ".venv/bin/headrace")
+    return Settings(repository=tmp_path / "models")
+
+
+def test_it_says_where_and_what_to_type(settings: Settings) -> None:
+    assert ready_text(DETAIL, settings) == (
+        "Headrace is ready: gRPC 127.0.0.1:8001, HTTP 127.0.0.1:8000, models efficientnet-lite0\n"
+        "Try it:  .venv/bin/headrace classify PHOTO.jpg"
+    )
+
+
+def test_a_fetched_photo_makes_the_line_run_as_it_stands(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".cache" / "photos").mkdir(parents=True)
+    (tmp_path / ".cache" / "photos" / "cat one.jpg").touch()
+    assert ready_text(DETAIL, settings).endswith(" classify '.cache/photos/cat one.jpg'")
+
+
+@pytest.mark.parametrize(
+    ("detail", "command"),
+    [
+        (DETAIL.replace("8001", "9001"), ".venv/bin/headrace classify PHOTO.jpg --address 127.0.0.1:9001"),
+        (DETAIL.replace("127.0.0.1:8001", "0.0.0.0:8001"), ".venv/bin/headrace classify PHOTO.jpg"),
+        (DETAIL.replace("127.0.0.1:8001", "[::]:7"), ".venv/bin/headrace classify PHOTO.jpg --address 127.0.0.1:7"),
+        (DETAIL + ", other", ".venv/bin/headrace classify PHOTO.jpg --model efficientnet-lite0"),
+        (DETAIL + "; NOT ready: other (no weights)", ".venv/bin/headrace classify PHOTO.jpg"),
+        (DETAIL.replace("efficientnet-lite0", "table"), "curl http://127.0.0.1:8000/readyz"),
+    ],
+)
+def test_the_command_fits_what_is_served(settings: Settings, detail: str, command: str) -> None:
+    assert ready_text(detail, settings).splitlines()[-1] == f"Try it:  {command}"
+
+
+def test_an_unknown_detail_is_only_passed_on(settings: Settings) -> None:
+    assert ready_text("somehow", settings) == "Headrace is ready: somehow"
+
+
+def test_the_program_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert ready._program() == f"{tmp_path}/bin/python -m headrace"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "headrace").touch(0o755)
+    assert ready._program() == "bin/headrace"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert ready._program() == "headrace"
+
+
+def test_a_model_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
+    assert "curl" in ready_text(DETAIL, Settings(repository=tmp_path / "models"))
