@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import zoo
-from headrace.classify import percent, reason_of
+from headrace.classify import reason_of
 from headrace.client import Client
 from headrace.client_calls import channel_options
 from headrace.client_errors import InferenceError
-from headrace.client_results import Outcome
+from headrace.client_results import Classified, Outcome
 from headrace.zoo import Photo
 from shared.errors import ExitCode, StartupError
 from shared.settings_loader import load, variable_of
@@ -74,38 +74,27 @@ def report(
     console: Console, photos: list[Photo], outcomes: list[Outcome], labels: tuple[str, ...], elapsed_s: float
 ) -> int:
     """Print the table and the sum. Returns 0 when at least `ENOUGH` top-1 answers are right, else 1."""
-    table = Table(box=SIMPLE_HEAD, title="ImageNet photos; times in ms", title_justify="left")
+    wide = console.width >= 120
+    table = Table(box=SIMPLE_HEAD, title="ImageNet photos; times in ms", title_justify="left", padding=(0, 1, 0, 0))
     for heading in ("photo", "true label", "top-1", "top-5"):
         table.add_column(heading, overflow="fold")
     for heading in ("prepare", "queue", "run", "rows"):
         table.add_column(heading, justify="right")
     first_right = among_five = 0
     for photo, outcome in zip(photos, outcomes, strict=True):
-        truth = labels[photo.label] if photo.label < len(labels) else str(photo.label)
         number = photo.path.stem.split("_")[1]
+        truth = labels[photo.label] if photo.label < len(labels) else str(photo.label)
         if outcome.result is None:
             table.add_row(number, truth, Text(f"✗ {reason_of(outcome.error)}", style="red"))
             continue
-        top = outcome.result.top
         indices = [label.index for label in outcome.result.labels]
-        first_right += top.index == photo.label
+        first_right += indices[0] == photo.label
         among_five += photo.label in indices
-        place = f"✓ {indices.index(photo.label) + 1}." if photo.label in indices else "✗"
-        timing = outcome.result.server_timing
-        table.add_row(
-            number,
-            truth,
-            _marked(f"{top.name} {percent(top.score)}", good=top.index == photo.label),
-            _marked(place, good=photo.label in indices),
-            f"{timing.prepare_ms:.1f}",
-            f"{timing.admit_ms + timing.wait_ms + timing.batch_ms:.1f}",
-            f"{timing.copy_ms + timing.run_ms + timing.finish_ms:.1f}",
-            str(timing.batch_rows),
-        )
+        table.add_row(number, truth, *_answer(outcome.result, photo.label, wide=wide), *_times(outcome.result))
     console.print(table)
     good = first_right >= ENOUGH
     console.print(
-        Text(f"{'✓' if good else '✗'} ", style="green" if good else "red"),
+        Text("✓ " if good else "✗ ", style="green" if good else "red"),
         f"top-1 {first_right} of {len(photos)} right ({ENOUGH} are enough), top-5 {among_five}; "
         f"{len(photos)} photos in {elapsed_s:.2f} s",
         sep="",
@@ -114,9 +103,27 @@ def report(
     return 0 if good else 1
 
 
+def _answer(result: Classified, truth: int, *, wide: bool) -> tuple[Text, Text]:
+    """The cells for top-1 and top-5: the best class where it is wrong, and at which place the true one is."""
+    indices = [label.index for label in result.labels]
+    score = f"{result.top.score * 100:.0f} %"
+    right = result.top.index == truth
+    first = f"{score}" if right and not wide else f"{result.top.name} {score}"
+    place = f"{indices.index(truth) + 1}." if truth in indices else ""
+    names = ", ".join(label.name for label in result.labels[1:]) if wide else ""
+    return _marked(first, good=right), _marked(f"{place} {names}".strip(), good=truth in indices)
+
+
+def _times(result: Classified) -> tuple[str, str, str, str]:
+    """Milliseconds to prepare, to wait for a process, slot or company, to run; and the rows of the batch."""
+    timing = result.server_timing
+    queue_ms = timing.admit_ms + timing.wait_ms + timing.batch_ms
+    run_ms = timing.copy_ms + timing.run_ms + timing.finish_ms
+    return f"{timing.prepare_ms:.1f}", f"{queue_ms:.1f}", f"{run_ms:.1f}", str(timing.batch_rows)
+
+
 def _marked(text: str, *, good: bool) -> Text:
-    mark = "" if text.startswith(("✓", "✗")) else "✓ " if good else "✗ "
-    return Text(mark + text, style="green" if good else "red")
+    return Text(f"{'✓' if good else '✗'} {text}".strip(), style="green" if good else "red")
 
 
 @contextlib.contextmanager

@@ -21,9 +21,9 @@ def _outcome(index: int, classes: list[int]) -> Outcome:
     return Outcome(index, PHOTOS[index].path, result=Classified(labels, "m", "v", "r", timing))
 
 
-def _report(outcomes: list[Outcome]) -> tuple[int, str]:
+def _report(outcomes: list[Outcome], width: int = 80) -> tuple[int, str]:
     stream = io.StringIO()
-    code = demo.report(Console(file=stream, width=120), PHOTOS, outcomes, LABELS, 0.5)
+    code = demo.report(Console(file=stream, width=width), PHOTOS, outcomes, LABELS, 0.5)
     return code, stream.getvalue()
 
 
@@ -41,10 +41,16 @@ def test_a_row_shows_truth_answer_place_and_times() -> None:
     outcomes[4] = _outcome(4, [30, 31])
     outcomes[5] = Outcome(5, PHOTOS[5].path, error=FileNotFoundError(2, "No such file"))
     _, text = _report(outcomes)
-    assert re.search(r"00 +class 0 +✓ class 0 50\.0 % +✓ 1\. +3\.0 +3\.0 +25\.0 +8", text)
-    assert re.search(r"03 +class 3 +✗ class 30 50\.0 % +✓ 3\.", text)
-    assert re.search(r"04 +class 4 +✗ class 30 50\.0 % +✗ +3\.0", text)
-    assert re.search(r"05 +class 5 +✗ can't be read: No such file", text)
+    assert re.search(r"00 +class 0 +✓ 50 % +✓ 1\. +3\.0 +3\.0 +25\.0 +8", text)
+    assert re.search(r"03 +class 3 +✗ class 30 50 % +✓ 3\.", text)
+    assert re.search(r"04 +class 4 +✗ class 30 50 % +✗ +3\.0", text)
+    assert re.search(r"05 +class 5 +✗ can't be read:", text)
+
+
+def test_a_wide_terminal_shows_the_other_classes_too() -> None:
+    outcomes = [_outcome(index, [index, 30, 31]) for index in range(20)]
+    _, text = _report(outcomes, width=160)
+    assert re.search(r"00 +class 0 +✓ class 0 50 % +✓ 1\. class 30, class 31 +3\.0", text)
 
 
 def test_without_a_server_at_the_address_the_demo_says_so() -> None:
