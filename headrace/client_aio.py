@@ -158,20 +158,29 @@ class _Feed:
         self._unreadable: list[Outcome] = []
 
     async def write_all(self, images: Iterable[Image]) -> None:
-        """Write every image, then half-close. Ends quietly when the stream is over: its reader knows why."""
+        """Write every image, then half-close, also when the given iterable raises. Quiet when the stream is over."""
         options, model, timeout_ms = self._fields
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            for index, image in enumerate(images):
-                await self._places.acquire()
-                try:
-                    request = await _request([image], options, model=model)
-                except OSError as error:
-                    self._unreadable.append(Outcome(index, image, error=error))
-                    self._places.release()
-                    continue
-                self._sent[index] = image
-                await self._stream.write(pb.PredictStreamRequest(id=index, request=request, timeout_ms=timeout_ms))
-            await self._stream.done_writing()
+            try:
+                for index, image in enumerate(images):
+                    await self._places.acquire()
+                    request = await self._readable(index, image, options, model)
+                    if request is not None:
+                        self._sent[index] = image
+                        message = pb.PredictStreamRequest(id=index, request=request, timeout_ms=timeout_ms)
+                        await self._stream.write(message)
+            finally:
+                await self._stream.done_writing()
+
+    async def _readable(
+        self, index: int, image: Image, options: Mapping[str, Any], model: str
+    ) -> pb.PredictRequest | None:
+        try:
+            return await _request([image], options, model=model)
+        except OSError as error:
+            self._unreadable.append(Outcome(index, image, error=error))
+            self._places.release()
+            return None
 
     def outcome(self, answer: pb.PredictStreamResponse) -> Outcome:
         """An answer with what was asked; makes room for the next request."""
