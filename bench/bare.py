@@ -32,31 +32,24 @@ def simulated(a_ms: float, b_ms: float) -> Forward:
 
 
 def real(repository: Path, model: str) -> tuple[Forward, ImageClassification]:
-    """The network of a model of the repository, in float32 on the CPU, set up as the worker does."""
+    """A model of the repository in float32 on the CPU, loaded and run by the worker's own backend."""
     from workers import host
 
     host.keep_freed_memory()
     host.prepare_threads(host.cores())
-    import torch
-    from safetensors.torch import load_file
-
     from shared.pipeline_loader import load_pipeline
     from shared.repository import Repository
-    from workers.networks.efficientnet_lite import lite0
+    from workers.backends import torch_backend, torch_device
 
     version = Repository(repository).open(model)
     pipeline = load_pipeline(version, torch_allowed=True)
     if not isinstance(pipeline, ImageClassification):
         raise TypeError(f"{model} is no image classifier")
-    network = lite0()
-    network.load_state_dict(load_file(next(version.files.glob("*.safetensors"))))
-    network.eval()
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
+    device = torch_device.find("cpu", 0, host.cores())
+    runner = torch_backend.load(version, pipeline, device, "fp32", compiled=False)
 
     def forward(batch: Array) -> object:
-        with torch.inference_mode():
-            outputs = network(*pipeline.normalise({"image": torch.from_numpy(batch)}))
-            return [tensor.numpy() for tensor in pipeline.head((outputs,))]
+        return runner.run([[batch]], len(batch), "fp32").outputs
 
     return forward, pipeline
 
