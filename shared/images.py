@@ -58,12 +58,11 @@ def fill_crop(data: bytes | memoryview, out: Pixels, crop_fraction: float, backg
     header = _checked_header(data)
     size = out.shape[0]
     short = round(size / crop_fraction)
-    stored = _decode_stored(data, header, reduction(header, short), background)
-    if header.orientation == 1:
-        scale_crop(stored, short, out)
-    else:
-        # Turned after scaling, since the crop is far smaller than the photo.
-        np.copyto(out, upright(scale_crop(stored, short, np.empty_like(out)), header.orientation))
+    by = reduction(header, short)
+    stored = _decode_stored(data, header, by, background)
+    # A reduced image ends with a pixel that stands for a part of a block: it goes when it is less than half.
+    whole_blocks = stored[: round(header.height / by), : round(header.width / by)] if by > 1 else stored
+    scale_crop(whole_blocks, short, out, header.orientation)
 
 
 def reduction(header: ImageHeader, short: int) -> int:
