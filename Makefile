@@ -29,7 +29,7 @@ run: fetch ## Install, fetch the default model and serve it; Ctrl-C stops
 	@$(FOREGROUND) $(BIN)/headrace serve $(SERVE)
 
 .PHONY: demo
-demo: fetch-photos ## Start everything, classify real photos, print a table, stop
+demo: fetch ## Start everything, classify real photos, print a table, stop
 	@$(FOREGROUND) $(BIN)/headrace demo
 
 .PHONY: run-gateway
@@ -40,17 +40,14 @@ run-gateway: fetch ## Only the gateway and its preprocess pool, without torch in
 run-worker: fetch ## Only one worker; before or after the gateway, on a CUDA machine or a CPU
 	@$(FOREGROUND) $(PY) -m workers $(SERVE)
 
-.PHONY: fetch fetch-photos
-fetch: $(VENV)/.runtime ## Fetch the default model; quick when it is there
-	@$(BIN)/headrace models fetch $(MODEL)
-
-fetch-photos: $(VENV)/.runtime
+.PHONY: fetch
+fetch: $(VENV)/.runtime ## Fetch the default model and 20 photos; quick when they are there
 	@$(BIN)/headrace models fetch $(MODEL) --photos
 
 ##@ Check
 
 .PHONY: test
-test: $(VENV)/.dev fetch-photos ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
+test: $(VENV)/.dev fetch ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
 	@$(PY) -m pytest $(TESTS)
 
 .PHONY: test-unit
