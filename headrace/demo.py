@@ -182,13 +182,15 @@ def _await_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> No
             pass  # time-out or cancelled: told below, with the server's own words
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
     code = server.poll()
+    if code == 0:
+        raise StartupError(ExitCode.PEER_LOST, "demo: the server was stopped before it was ready")
     what = f"was not ready in {READY_LIMIT_S} s" if code is None else f"ended with exit code {code}"
     raise StartupError(ExitCode.PEER_LOST if code is None else _exit_code(code), f"demo: the server {what}\n{tail}")
 
 
 def _exit_code(code: int) -> ExitCode:
     try:
-        return ExitCode(code) if code else ExitCode.PEER_LOST
+        return ExitCode(code)
     except ValueError:
         return ExitCode.INTERNAL
 

@@ -90,11 +90,13 @@ class ModelVersion(msgspec.Struct, frozen=True):
             return ()
         for folder in (self.files, self.folder):
             try:
-                return tuple((folder / name).read_text(encoding="utf-8").splitlines())
+                text = (folder / name).read_text(encoding="utf-8")
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 raise RepositoryError(f"{self.name}: labels file {name} can't be read: {_reason(error)}") from None
+            # Not splitlines: a label may hold one of the rarer line separators, and every later index would shift.
+            return tuple(text.removesuffix("\n").split("\n")) if text else ()
         raise RepositoryError(f"{self.name}: labels file {name} is neither in the version's nor in the model's folder")
 
 
@@ -115,11 +117,14 @@ class Repository:
                 "or get the default model with `headrace models fetch`)",
                 ExitCode.BAD_SETTINGS,
             )
-        self._table = {
-            folder.name: _versions_in(folder)
-            for folder in sorted(self.root.iterdir())
-            if is_name(folder.name) and _inside(folder, self.root) and (folder / CONFIG_FILE).is_file()
-        }
+        try:
+            self._table = {
+                folder.name: _versions_in(folder)
+                for folder in sorted(self.root.iterdir())
+                if is_name(folder.name) and _inside(folder, self.root) and (folder / CONFIG_FILE).is_file()
+            }
+        except OSError as error:
+            raise RepositoryError(f"repository: {error.filename} can't be read: {_reason(error)}") from None
 
     def names(self) -> list[str]:
         """All models that have a model.yaml, sorted; also those that have no version yet."""
@@ -249,8 +254,11 @@ def _versions_in(folder: Path) -> tuple[str, ...]:
 
 
 def _inside(path: Path, root: Path) -> bool:
-    """Whether a path, with all links followed, stays under `root`."""
-    return path.resolve().is_relative_to(root.resolve())
+    """Whether a path, with all links followed, stays under `root`; a link that leads in circles does not."""
+    try:
+        return path.resolve().is_relative_to(root.resolve())
+    except RuntimeError:
+        return False
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -105,13 +105,11 @@ def _merge(document: Document, variables: dict[str, str], config: Path | None) -
             merged[name] = base / merged[name]
     for dotted, raw in variables.items():
         *parents, last = dotted.split(".")
-        place = merged
+        place: Any = merged
         for parent in parents:
-            child = place.get(parent)
-            if not isinstance(child, dict):
-                child = place[parent] = {}
-            place = child
-        place[last] = _from_text(dotted, raw, fields[dotted].annotation)
+            place = place.setdefault(parent, {})
+        if isinstance(place, dict):  # else the file has a plain value for the group, which validation tells
+            place[last] = _from_text(dotted, raw, fields[dotted].annotation)
     return merged
 
 

@@ -5,6 +5,7 @@ kind, merge keys, duplicate keys, keys that are not text, tabs as indentation, s
 deep nesting and aliases that expand to more than they show (a "billion laughs" file costs milliseconds).
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAG + name for name in ("str", "int", "float", "bool", "null", "seq", "map")}
 _READ_AS_TEXT = {_TAG + "timestamp", _TAG + "value"}
 """What YAML 1.1 guesses from plain text and we do not: a date or `=` stays text."""
+
+
+_PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)")
+"""YAML 1.1 also reads 010 as eight and 1:30 as ninety."""
 
 
 class YamlError(Exception):
@@ -169,6 +174,10 @@ class _Builder:
         return self._scalar(node)
 
     def _scalar(self, node: yaml.Node) -> Any:  # noqa: ANN401 - plain data of any kind
+        if node.tag == _TAG + "int" and not _PLAIN_INT.fullmatch(node.value):
+            raise self._refuse(
+                node, f"{node.value[:80]} would not be the decimal number it looks like: write it in full"
+            )
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, KeyError, OverflowError):

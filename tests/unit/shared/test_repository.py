@@ -85,6 +85,7 @@ def test_only_folders_with_a_model_yaml_inside_the_root_are_models(root: Path, t
     outside.mkdir()
     (outside / "model.yaml").write_text(CONFIG)
     (root / "link").symlink_to(outside)
+    (root / "circle").symlink_to(root / "circle")
     (root / "empty").mkdir()
     (root / ".hidden").mkdir()
     (root / ".hidden" / "model.yaml").write_text(CONFIG)
@@ -213,6 +214,29 @@ def test_labels_come_from_the_version_then_from_the_model(root: Path, add: Add) 
     (root / "m" / "labels.txt").write_bytes(b"\xff")
     with pytest.raises(RepositoryError, match="not UTF-8"):
         plain.labels()
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        (b"", ()),
+        (b"a\n\nb", ("a", "", "b")),
+        (b"a\r\nb\r\n", ("a", "b")),
+        ("a\u2028b\nc\n".encode(), ("a\u2028b", "c")),
+    ],
+)
+def test_a_label_is_one_line_and_nothing_shifts(root: Path, add: Add, content: bytes, labels: tuple[str, ...]) -> None:
+    (root / "m" / "model.yaml").write_text(CONFIG + "labels: l.txt\n")
+    assert add(**{"l.txt": content}).labels() == labels
+
+
+def test_a_folder_that_cannot_be_read_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(RepositoryError, match="can't be read: Permission denied"):
+        Repository(root)
 
 
 def test_no_labels_named_is_no_labels(add: Add) -> None:

@@ -101,6 +101,11 @@ def test_a_contradiction_between_a_file_and_a_variable_names_the_variable(file: 
     assert "supervisor.stop_ms from HEADRACE_SUPERVISOR__STOP_MS" in told
 
 
+def test_a_variable_does_not_hide_a_group_that_is_no_group(file: Path) -> None:
+    told = _refused(file, "pool: 5\n", {"HEADRACE_POOL__PROCESSES": "2"})
+    assert told == "headrace.yaml:1: pool is 5: must be a group of keys"
+
+
 def test_several_mistakes_the_first_is_told_and_the_others_counted(file: Path) -> None:
     told = _refused(file, "gateway:\n  drain_ms: -1\n  reflection: 7\npool:\n  processes: x\n")
     assert told.startswith("headrace.yaml:2: gateway.drain_ms")

@@ -46,6 +46,8 @@ def test_an_empty_file_is_an_empty_mapping(text: str) -> None:
         ("- a\n- b\n", 1, "must be a mapping"),
         ("just words\n", 1, "must be a mapping"),
         ("a: 1\n---\nb: 2\n", 2, "second document"),
+        ("a: 010\n", 1, "010 would not be the decimal number it looks like"),
+        ("a: 1\nb: 1:30\n", 2, "1:30 would not be"),
         ("a: [1\nb: 2\n", 2, "is not valid YAML"),
         ("a: *nowhere\n", 1, "is not valid YAML"),
         ("a: 1\nb: \x07\n", 2, "character"),

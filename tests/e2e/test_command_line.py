@@ -1,0 +1,72 @@
+"""`headrace classify` and `headrace demo` against real servers, as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import ROOT, Site
+
+LIMIT_S = 120
+"""The demo imports torch and loads the model; on a busy two-core machine that takes a while."""
+
+
+def headrace(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path, jpeg: bytes) -> Path:
+    for index in range(5):
+        (tmp_path / f"{index}.jpg").write_bytes(jpeg)
+    (tmp_path / "text.jpg").write_text("no image")
+    return tmp_path
+
+
+def test_one_image(site: Site, images: Path) -> None:
+    done = headrace(images, "classify", "0.jpg", "-m", "sim", "-k", "3", "-a", site.grpc)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" %") == 3
+    assert "ms, batch of" in done.stdout
+
+
+def test_many_images_of_which_one_is_none(site: Site, images: Path) -> None:
+    files = [f"{index}.jpg" for index in range(5)]
+    done = headrace(images, "classify", *files, "text.jpg", "none.jpg", "-m", "sim", "-a", site.grpc, "--json")
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["file"] for row in rows] == [*files, "text.jpg", "none.jpg"]
+    assert all(len(row["labels"]) == 5 for row in rows[:5])
+    assert [row["error"]["reason"] for row in rows[5:]] == ["invalid_input", "unreadable"]
+
+
+def test_an_unknown_model_is_told(site: Site, images: Path) -> None:
+    done = headrace(images, "classify", "0.jpg", "-m", "nothing", "-a", site.grpc)
+    assert done.returncode == 1
+    assert "unknown" in done.stderr
+
+
+def test_without_a_server(images: Path) -> None:
+    done = headrace(images, "classify", "0.jpg", "-a", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "start a server with: headrace serve" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not (ROOT / "models/efficientnet-lite0/versions").is_dir(), reason="needs `headrace models fetch`")
+def test_the_demo_is_right_on_at_least_17_of_20_photos() -> None:
+    done = headrace(ROOT, "demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("✓ ") > 17 * 2
+    assert "of 20 right" in done.stdout
