@@ -85,6 +85,8 @@ class Supervisor:
             for kept in self._kept:
                 self._start(kept)
             code = await self._outcome
+            if code in _FINAL_AT_START:
+                self._kill_all()  # nothing was ever served: no request to wait for
             await self._stop_all()
             return code
         finally:
@@ -211,6 +213,9 @@ def run(config: Path | None) -> int:
     with StopSignal() as stop:
         try:
             return int(asyncio.run(_supervise(_commands(config), settings.supervisor, stop, on_ready)))
+        except Exception:
+            log.exception("unexpected failure")
+            return int(ExitCode.INTERNAL)
         finally:
             _tidy(runtime)
 

@@ -51,7 +51,7 @@ def bind_to_parent(parent_pid: int | None) -> None:
 
 
 class StopSignal:
-    """Records SIGTERM and SIGINT; the process's own loop acts. Main thread only.
+    """Records SIGTERM, SIGINT and (unless `nohup` forbids it) SIGHUP; the process's own loop acts. Main thread only.
 
     `fileno()` becomes readable at the first signal and stays so until `acknowledge`; it fits select, `Dealer.receive`
     and `loop.add_reader`.
@@ -61,7 +61,10 @@ class StopSignal:
         self.count = 0
         """Signals so far: a second one means "at once"."""
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._before = {number: signal.signal(number, self._record) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._record) for number in numbers}
 
     @property
     def requested(self) -> bool:

@@ -100,11 +100,13 @@ class RuntimeDir:
         return path
 
     def sweep(self) -> None:
-        """Remove what dead gateways left. Only for the holder of the gateway's lock: then all others are dead."""
+        """Remove what dead processes left. Only for the holder of the gateway's lock: then all others are dead."""
         for path in self.path.glob("gateway-*"):
             if path not in self._private:
                 _remove(path)
         self.gateway_socket().unlink(missing_ok=True)
+        for path in self.path.glob("*.lock"):
+            _remove_unheld(path)
 
     def close(self) -> None:
         """Remove this process's folders and locks, and the folder itself when it was the last. Idempotent."""
@@ -149,6 +151,17 @@ def _is_at(path: Path, fd: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:
         return False
+
+
+def _remove_unheld(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living holder, ourselves too, makes this fail
+            if _is_at(path, fd):
+                path.unlink()
+        finally:
+            os.close(fd)
 
 
 def _remove(path: Path) -> None:

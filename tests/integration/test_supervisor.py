@@ -8,15 +8,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
 
+from headrace import supervisor
 from headrace.supervisor import Command, Supervisor
 from shared.child import StopSignal
-from shared.errors import ExitCode
+from shared.errors import ExitCode, StartupError
+from shared.runtime_dir import RuntimeDir
 from shared.settings import SupervisorSettings
-from tests.support.fake_serve import commands
+from tests.support.fake_serve import FAKE, commands
 
 LIMIT_S = 20
 
@@ -107,6 +110,15 @@ async def test_a_hopeless_first_start_ends_everything_with_its_code(
     running = Running(commands(tmp_path, "--fail", str(int(code))), stop)
     assert await running.exit_code() == code
     assert all(kept.child is None for kept in running.supervisor._kept)
+
+
+async def test_a_hopeless_start_does_not_wait_for_processes_that_serve_nobody_yet(stop: Asked) -> None:
+    kept = [
+        Command("gateway", [*FAKE, "gateway", "--fail", "3"], 0),
+        Command("worker-0", [*FAKE, "worker-0", "--stubborn"], 1),
+    ]
+    running = Running(kept, stop, stop_ms=60_000)
+    assert await running.exit_code() == ExitCode.IN_USE
 
 
 async def test_repeated_failures_give_up_with_70(stop: Asked, tmp_path: Path) -> None:
@@ -241,3 +253,41 @@ async def test_sigkill_of_the_supervisor_takes_all_children_along(tmp_path: Path
                 await died.wait()
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A settings file with a runtime folder of its own, over fake children."""
+    with TemporaryDirectory(prefix="hr-") as name:
+        folder = Path(name)
+        (folder / "headrace.yaml").write_text("runtime_dir: run\n")
+        monkeypatch.setattr(supervisor.logs, "configure", lambda *_: None)  # it would outlive this test
+        monkeypatch.setattr(supervisor, "_commands", lambda _config: commands(folder, "--fail", "4"))
+        yield folder
+
+
+def test_serve_leaves_nothing_in_its_folder_and_passes_the_exit_code_on(site: Path) -> None:
+    (site / "run" / "gateway-00000000000000ff").mkdir(parents=True)
+    (site / "run").chmod(0o700)
+    assert supervisor.run(site / "headrace.yaml") == ExitCode.MODEL_LOAD
+    assert not (site / "run").exists()
+
+
+def test_a_second_serve_is_in_use(site: Path) -> None:
+    first = RuntimeDir.open(site / "run")
+    first.lock("supervisor")
+    with pytest.raises(StartupError, match=f"supervisor already runs in .* \\(pid {os.getpid()}\\)") as caught:
+        supervisor.run(site / "headrace.yaml")
+    assert caught.value.exit_code == ExitCode.IN_USE
+    first.close()
+
+
+def test_a_bug_in_the_supervisor_is_70(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(*_: object) -> ExitCode:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(supervisor, "_supervise", broken)
+    assert supervisor.run(site / "headrace.yaml") == ExitCode.INTERNAL
+    assert not (site / "run").exists()

@@ -45,6 +45,18 @@ def test_a_signal_is_recorded_and_wakes_whoever_waits() -> None:
     stop.close()
 
 
+def test_a_closed_terminal_is_a_stop_unless_nohup_was_asked_for() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.wait(10.0)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.requested
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_announcements_travel_over_the_pipe(pipe: tuple[int, int]) -> None:
     announcer = Announcer(pipe[1])
     announcer.ready("gateway", "gRPC 127.0.0.1:8001")

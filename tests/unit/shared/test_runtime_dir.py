@@ -130,8 +130,12 @@ def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) ->
     dead.mkdir()
     (dead / "worker.sock").touch()
     runtime.gateway_socket().touch()
+    (runtime.path / "worker-7.lock").touch()
+    living = RuntimeDir.open(parent / "run")
+    living.lock("worker-0")
     own = runtime.private(1)
     (runtime.path / "notes").touch()
     runtime.sweep()
-    assert sorted(path.name for path in runtime.path.iterdir()) == [own.name, "gateway.lock", "notes"]
+    assert sorted(path.name for path in runtime.path.iterdir()) == [own.name, "gateway.lock", "notes", "worker-0.lock"]
+    living.close()
     runtime.close()
