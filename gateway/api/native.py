@@ -9,6 +9,7 @@ from gateway.api.interceptors import Call, Edge
 from gateway.api.native_stream import Drain, Stream
 from gateway.request import Answer, Request, StageTimes
 from protos.headrace.v1 import inference_pb2 as pb
+from shared.errors import Draining
 from shared.settings import Settings
 
 SERVICE = "headrace.v1.Inference"
@@ -29,7 +30,7 @@ class Inference:
         self._flow = flow
         self._settings = settings
         self.drain = Drain()
-        """Open streams end soon after it is set."""
+        """Once it is started, new requests are refused and open streams end."""
 
     def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Method name → handler; an added RPC is one more line."""
@@ -58,6 +59,8 @@ class Inference:
         parse.check_request_id(message.request_id)
         call.request_id = request_id = message.request_id or self._edge.make_id()
         call.times = times = StageTimes()
+        if self.drain.started:
+            raise Draining("the server is stopping and takes no new requests")
         parse.check_model(message.model, message.version)
         inputs, nbytes = parse.raw_inputs(message, self._settings.admission)
         return Request(

@@ -1,6 +1,5 @@
 """The gRPC server: its options, its services, its start and its stop. Called by the gateway's composition."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -79,14 +78,16 @@ class RunningGrpc:
         self._parts.health.stop_serving()
 
     async def stop(self, grace_s: float) -> None:
-        """Stop: health first, then no new calls, then wait until the running ones have ended, at most `grace_s`."""
+        """Stop: health first, then refuse new calls, wait at most `grace_s` for the running ones, then close.
+
+        The port stays open while calls run: we refuse with UNAVAILABLE and a pushback, so that callers wait or go
+        elsewhere. Once gRPC itself is told to stop, it ends calls that are on their way with a bare CANCELLED.
+        """
         self.stop_serving()
         self._parts.inference.drain.start()
-        stopping = asyncio.create_task(self._server.stop(grace_s))
         await self._parts.outcomes.wait_idle(grace_s)
         self._parts.health.close()
         await self._server.stop(_LAST_WORDS_S)
-        await stopping
 
 
 class Parts:

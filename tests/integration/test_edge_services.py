@@ -135,7 +135,8 @@ async def test_stop_says_not_serving_then_lets_running_calls_finish_and_takes_no
         async with asyncio.timeout(5):
             await stopping
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert running.outcomes.counts == {("Predict", "ok"): 1}
+    assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "500"
+    assert running.outcomes.counts == {("Predict", "ok"): 1, ("Predict", "draining"): 1}
 
 
 async def test_stop_cuts_what_outlives_the_grace() -> None:
