@@ -261,7 +261,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with TemporaryDirectory(prefix="hr-") as name:
         folder = Path(name)
         (folder / "headrace.yaml").write_text("runtime_dir: run\n")
-        monkeypatch.setattr(supervisor.logs, "configure", lambda *_: None)  # it would outlive this test
+        monkeypatch.setattr("shared.logs.configure", lambda *_: None)  # it would outlive this test
         monkeypatch.setattr(supervisor, "_commands", lambda _config: commands(folder, "--fail", "4"))
         yield folder
 
