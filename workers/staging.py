@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.tensors import Array
-from workers.backends.base import Inputs
+
+Inputs = Sequence[Sequence[Array]]
+"""Per item: one array per input spec, first dimension its rows; views of arena memory or of the message."""
 
 
 def batch_shape(arrays: Sequence[Array]) -> tuple[int, ...]:

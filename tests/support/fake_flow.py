@@ -52,7 +52,7 @@ class Flow:
         if self.gate is not None:
             await self.gate.wait()
         if delay_s := self.delay_s(request):
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(delay_s)  # the latency that the test asked for
         if self.fail is not None:
             raise self.fail
         request.times.run_s = 0.002

@@ -5,7 +5,6 @@ the host and, per row, whether the numbers are finite.
 """
 
 import abc
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,11 +12,10 @@ import numpy.typing as npt
 
 from shared.errors import ExitCode, StartupError
 from shared.tensors import Array
+from workers.staging import Inputs
 
 Precision = Literal["fp16", "fp32"]
 Mask = npt.NDArray[np.bool_]
-Inputs = Sequence[Sequence[Array]]
-"""Per item: one array per input spec, first dimension its rows; views of arena memory or of the message."""
 
 
 class DeviceLost(Exception):

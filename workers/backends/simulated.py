@@ -18,7 +18,8 @@ from shared.clock import now_s
 from shared.pipeline import PipelineSpec
 from shared.repository import ModelVersion, Repository
 from shared.tensors import DTYPES, Array, TensorSpec
-from workers.backends.base import Forward, Inputs, LoadFailed, Precision, Runner
+from workers.backends.base import Forward, LoadFailed, Precision, Runner
+from workers.staging import Inputs
 
 WEIGHTS_FILE = "simulated.json"
 FREE_DIMENSION = 1

@@ -11,8 +11,8 @@ from shared.clock import now_s
 from shared.errors import ExitCode, StartupError
 from shared.logs import get_logger
 from shared.tensors import Array
-from workers.backends.base import Device, DeviceLost, Inputs, OutOfMemory
-from workers.staging import HostStaging, batch_shape
+from workers.backends.base import Device, DeviceLost, OutOfMemory
+from workers.staging import HostStaging, Inputs, batch_shape
 
 _log = get_logger()
 

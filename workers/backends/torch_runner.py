@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from shared.clock import now_s
 from shared.pipeline import Pipeline
 from shared.tensors import DTYPES, Array
-from workers.backends.base import DeviceLost, Forward, Inputs, OutOfMemory, Precision, Runner
+from workers.backends.base import DeviceLost, Forward, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
+from workers.staging import Inputs
 
 
 class TorchRunner(Runner):
