@@ -104,6 +104,26 @@ class Queue:
             heappop(deadlines)
         return item
 
+    def urgent(self, before_s: float, most_rows: int) -> tuple[list[QueuedItem], float]:
+        """Look at the items with deadlines before `before_s`, the earliest first, but at no more than `most_rows`.
+
+        Also returns the earliest deadline of all others.
+        """
+        deadlines = self.deadlines
+        seen: list[Entry] = []
+        rows = 0
+        while deadlines and deadlines[0][0] < before_s and rows < most_rows:
+            entry = heappop(deadlines)
+            if entry[2].ticket == entry[1]:
+                seen.append(entry)
+                rows += entry[2].rows
+        while deadlines and deadlines[0][2].ticket != deadlines[0][1]:
+            heappop(deadlines)
+        next_s = deadlines[0][0] if deadlines else float("inf")
+        for entry in seen:
+            heappush(deadlines, entry)
+        return [entry[2] for entry in seen], next_s
+
     def leave(self, item: QueuedItem) -> None:
         """Its entries are left behind; `tidy` must follow."""
         item.ticket = NOT_WAITING

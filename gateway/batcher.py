@@ -18,6 +18,9 @@ __all__ = ["Batch", "BatchLimits", "Batcher", "QueueKey", "QueuedItem"]
 
 ALWAYS_S = float("-inf")
 NEVER_S = float("inf")
+SHORTEST_S = 1e-9
+LOOK_AHEAD = 4
+"""So many full batches of the most urgent items are looked at when not all deadlines can be met."""
 
 
 class Batcher:
@@ -127,8 +130,9 @@ class Batcher:
         if start_s is None:
             start_s = now_s
         while (queue := self._choose(now_s, idle, expected_rows)) is not None:
-            if not self._shed(queue, start_s, keep=idle):
-                return self._take(queue, self._room(queue, start_s))
+            room = self._room(queue, start_s, keep=idle)
+            if room:
+                return self._take(queue, room)
         return None
 
     def expired(self, now_s: float) -> list[QueuedItem]:
@@ -200,38 +204,58 @@ class Batcher:
         """Seconds from the start of a batch until its answers are surely with the callers."""
         return self._predict(key, rows) * self._caution + self._margin_s
 
-    def _shed(self, queue: Queue, start_s: float, keep: int) -> bool:
-        """Set aside the items that a batch started then would answer too late, down to `keep`; True if there were any.
+    def _room(self, queue: Queue, start_s: float, keep: int) -> int:
+        """Rows of the queue's next batch: all that wait, where their deadlines allow.
 
-        A full queue is held to the time of a full batch: its most urgent items would otherwise shrink the batches or
-        make everybody late, one after another. Elsewhere an item is hopeless when it could not even run alone.
+        Where not, a smaller batch goes first if the rest can still be met after it; else the size that answers most
+        rows in time per second, and who can't be met with it is set aside. (Always saving the tightest would shrink
+        batches until everybody is late.) 0: none was left in time, so the queue is to be chosen again. An idle worker
+        keeps one item in any case.
         """
-        before = queue.items
         limits = queue.limits
-        while queue.items > keep:
-            deadline_s, _, head = queue.deadlines[0]
-            full = queue.rows >= limits.max_rows and not queue.solo
-            rows = limits.max_rows if full else limits.padded(head.rows)
-            if start_s + self._needs_s(queue.key, rows) <= deadline_s:
+        before = queue.items
+        while queue.items > keep:  # those who could not even run alone
+            head = queue.deadlines[0][2]
+            if start_s + self._needs_s(queue.key, limits.padded(head.rows)) <= head.deadline_s:
                 break
             self._set_aside(queue)
-        if queue.items == before:
-            return False
-        self._settle(queue)
-        return True
-
-    def _room(self, queue: Queue, start_s: float) -> int:
-        """Rows of the queue's next batch: of one that isn't full, no more than lets its tightest deadline be met."""
-        limits = queue.limits
-        deadline_s, _, head = queue.deadlines[0]
-        if queue.solo:
-            return head.rows
-        if queue.rows >= limits.max_rows:
-            return limits.max_rows
-        room = limits.padded(queue.rows)
-        while room > limits.padded(head.rows) and start_s + self._needs_s(queue.key, room) > deadline_s:
-            room = limits.sizes[limits.sizes.index(room) - 1]
+        if queue.items < before:
+            self._settle(queue)
+            return 0
+        head = queue.deadlines[0][2]
+        room = limits.padded(head.rows if queue.solo else min(queue.rows, limits.max_rows))
+        if start_s + self._needs_s(queue.key, room) <= head.deadline_s or queue.items <= keep:
+            return room
+        room = self._best_size(queue, start_s, room)
+        done_s = start_s + self._needs_s(queue.key, room)
+        while queue.deadlines[0][0] < done_s:
+            self._set_aside(queue)
         return room
+
+    def _best_size(self, queue: Queue, start_s: float, whole: int) -> int:
+        """The allowed size up to `whole` of a batch that can't meet all deadlines if it takes all."""
+        limits = queue.limits
+        whole_s = start_s + self._needs_s(queue.key, whole)
+        urgent, next_s = queue.urgent(whole_s, LOOK_AHEAD * limits.max_rows)
+        others = queue.rows - sum(item.rows for item in urgent)
+        best, best_rate = whole, 0.0
+        spared = False
+        for size in reversed(limits.sizes):
+            if size > whole:
+                continue
+            needs_s = self._needs_s(queue.key, size)
+            done_s = start_s + needs_s
+            if not spared and done_s <= urgent[0].deadline_s:
+                spared = True
+                if done_s + whole_s - start_s <= _tightest_left(urgent, next_s, size):
+                    return size
+            in_time = sum(item.rows for item in urgent if done_s <= item.deadline_s)
+            if done_s <= next_s:
+                in_time += others
+            rate = min(in_time, size) / max(needs_s, SHORTEST_S)
+            if rate > best_rate:
+                best, best_rate = size, rate
+        return best
 
     def _take(self, queue: Queue, room: int) -> Batch:
         deadlines = queue.deadlines
@@ -263,3 +287,12 @@ class Batcher:
             queue.tidy()
         else:
             del self._queues[queue.key, queue.solo]
+
+
+def _tightest_left(urgent: list[QueuedItem], next_s: float, room: int) -> float:
+    """The earliest deadline of those who don't get into a batch of `room` rows."""
+    for item in urgent:
+        room -= item.rows
+        if room < 0:
+            return item.deadline_s
+    return next_s

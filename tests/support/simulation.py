@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
 
+STAGE_LEAD_S = 0.0005
+"""How long before the end of a running batch the next one is staged when it is not full."""
 MAX_EVENTS_PER_ARRIVAL = 20
 """More than this means that `due` makes its driver spin."""
 
@@ -68,11 +70,18 @@ class Simulation:
     """One worker with `staged` batches outstanding at most; a batch takes `cost(padded_rows)` seconds."""
 
     def __init__(
-        self, batcher: Batcher, cost: Callable[[QueueKey, int], float], *, staged: int = 2, prepare_s: float = 0.0
+        self,
+        batcher: Batcher,
+        cost: Callable[[QueueKey, int], float],
+        *,
+        staged: int = 2,
+        full_rows: int = 32,
+        prepare_s: float = 0.0,
     ) -> None:
         self.batcher = batcher
         self.cost = cost
         self.staged = staged
+        self.full_rows = full_rows
         self.prepare_s = prepare_s
         self.ledger = Ledger()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -122,7 +131,7 @@ class Simulation:
 
     def _pump(self, now_s: float) -> None:
         self.ledger.expired += [item.item for item in self.batcher.expired(now_s)]
-        while self._outstanding < self.staged:
+        while self._has_room(now_s):
             batch = self.batcher.next_batch(
                 now_s,
                 worker_idle=self._outstanding == 0,
@@ -136,6 +145,13 @@ class Simulation:
         if due_s is not None and due_s != self._wake_s:
             self._wake_s = due_s
             self._at(due_s, self._woken)
+
+    def _has_room(self, now_s: float) -> bool:
+        """The second batch is staged when it is full, or else just before the first one ends."""
+        if not self._outstanding:
+            return True
+        full = any(self.batcher.waiting_rows(model) >= self.full_rows for model in self._preparing)
+        return self._outstanding < self.staged and (full or now_s >= self._free_s - STAGE_LEAD_S)
 
     def _woken(self, now_s: float) -> None:
         self.ledger.wake_ups += 1
@@ -157,6 +173,7 @@ class Simulation:
             self.on_done(run)
 
         self._at(self._free_s, done)
+        self._at(max(now_s, self._free_s - STAGE_LEAD_S), lambda _: None)
 
     def _at(self, at_s: float, event: Callable[[float], None]) -> None:
         self._order += 1

@@ -111,23 +111,35 @@ def test_a_batch_goes_when_its_tightest_deadline_leaves_just_its_own_time() -> N
 
 
 def test_a_deadline_that_can_not_be_met_any_more_leaves_through_expired_and_is_not_run() -> None:
-    queue = batcher(predict=lambda _, rows: 1.0 * rows)
+    queue = batcher(predict=lambda _, rows: 4.0 + 0.5 * rows)
     for number in range(8):
-        queue.add(item(number, deadline_s=7.0 + number))
+        queue.add(item(number, deadline_s=5.5 + number))
     batch = queue.next_batch(0.0, worker_idle=False, expected_rows=somebody, start_s=1.0)
-    assert numbers(batch) == [1, 2, 3, 4]  # not full any more
+    assert numbers(batch) == [2, 3, 4, 5]  # all eight would be done at 9.0, too late for half of them; four at 7.0
     assert queue.due(0.0) == 0.0
-    assert [late.item for late in queue.expired(0.0)] == [0]
+    assert [late.item for late in queue.expired(0.0)] == [0, 1]
 
 
-def test_a_batch_that_is_not_full_is_made_smaller_when_that_saves_its_tightest_deadline() -> None:
+def test_a_tight_deadline_goes_first_in_a_small_batch_when_the_rest_can_wait() -> None:
+    queue = batcher(predict=lambda _, rows: 1.0 * rows)
+    for number in range(7):
+        queue.add(item(number, deadline_s=50.0 + number))
+    queue.add(item(7, deadline_s=7.0))
+    batch = queue.next_batch(3.0, worker_idle=True, expected_rows=nobody)
+    assert batch is not None
+    assert (numbers(batch), batch.padded_rows) == ([7, 0, 1, 2], 4)
+    assert queue.expired(3.0) == []
+
+
+def test_a_batch_that_is_not_full_is_made_smaller_when_that_answers_more_in_time() -> None:
     queue = batcher(predict=lambda _, rows: 1.0 * rows)
     for number in range(5):
-        queue.add(item(number, deadline_s=8.0 + number))
+        queue.add(item(number, deadline_s=9.0))
     batch = queue.next_batch(5.0, worker_idle=True, expected_rows=nobody)
     assert batch is not None
-    assert (numbers(batch), batch.padded_rows) == ([0, 1], 2)
-    assert numbers(queue.next_batch(5.0, worker_idle=False, expected_rows=somebody, start_s=7.0)) == [2, 3]
+    assert (numbers(batch), batch.padded_rows) == ([0, 1, 2, 3], 4)
+    assert numbers(queue.next_batch(5.0, worker_idle=False, expected_rows=somebody, start_s=9.0)) == []
+    assert [late.item for late in queue.expired(5.0)] == [4]
 
 
 def test_a_queue_that_was_full_of_hopeless_items_waits_for_company_again() -> None:
@@ -342,18 +354,17 @@ class PlainBatcher:
 
     def next_batch(self, now_s: float, idle: bool, expected: int) -> list[int]:
         while queue := self.chosen(now_s, idle, expected):
-            hopeless: list[int] = []
-            while len(queue) > idle and queue[0].deadline_s < now_s + self.least(queue):
-                hopeless.append(queue.pop(0).item)
-            self.late += hopeless
-            if hopeless:
+            before = len(queue)
+            while len(queue) > idle and queue[0].deadline_s < now_s + self.cost(queue[:1]):
+                self.late.append(queue.pop(0).item)
+            if len(queue) < before:
                 continue
+            room = self.padded(queue[:1] if queue[0].alone else queue)
+            if len(queue) > idle and queue[0].deadline_s < now_s + cost(queue[0].key, room):
+                room = self.most_in_time(queue, now_s, room)
+                while queue[0].deadline_s < now_s + cost(queue[0].key, room):
+                    self.late.append(queue.pop(0).item)
             batch = [queue[0]]
-            full = self.is_full(queue)
-            room = self.limits[queue[0].key.model].max_rows
-            if not full:
-                in_time = [s for s in self.sizes(queue) if now_s + cost(queue[0].key, s) <= queue[0].deadline_s]
-                room = max(in_time, default=queue[0].rows)
             for candidate in queue[1:]:
                 if candidate.alone or sum(i.rows for i in batch) + candidate.rows > room:
                     break
@@ -379,20 +390,34 @@ class PlainBatcher:
                 ready.append((*min((i.queued_s, self.items.index(i)) for i in queue), queue))
         return min(ready)[2] if ready else []
 
-    def is_full(self, queue: list[QueuedItem]) -> bool:
-        return not queue[0].alone and sum(i.rows for i in queue) >= self.limits[queue[0].key.model].max_rows
-
-    def sizes(self, queue: list[QueuedItem]) -> tuple[int, ...]:
-        return self.limits[queue[0].key.model].sizes
+    def padded(self, queue: list[QueuedItem]) -> int:
+        limits = self.limits[queue[0].key.model]
+        rows = min(sum(i.rows for i in queue), limits.max_rows)
+        return min(size for size in limits.sizes if size >= rows)
 
     def cost(self, queue: list[QueuedItem]) -> float:
-        rows = sum(i.rows for i in queue)
-        return cost(queue[0].key, min(size for size in self.sizes(queue) if size >= rows))
+        return cost(queue[0].key, self.padded(queue))
 
-    def least(self, queue: list[QueuedItem]) -> float:
-        """Of the smallest batch that the first item may go with."""
-        full = self.is_full(queue)
-        return cost(queue[0].key, min(size for size in self.sizes(queue)[-full:] if size >= queue[0].rows))
+    def most_in_time(self, queue: list[QueuedItem], now_s: float, whole: int) -> int:
+        key = queue[0].key
+        limits = self.limits[key.model]
+        whole_s = cost(key, whole)
+        most = [number for number in range(len(queue)) if sum(i.rows for i in queue[:number]) < 4 * limits.max_rows][-1]
+        seen = [i for i in queue[: most + 1] if i.deadline_s < now_s + whole_s]
+        others = queue[len(seen) :]
+        others_s = others[0].deadline_s if others else math.inf
+        spare = max(size for size in limits.sizes if size <= whole and now_s + cost(key, size) <= queue[0].deadline_s)
+        unlucky = [i for number, i in enumerate(seen) if sum(j.rows for j in seen[: number + 1]) > spare]
+        if now_s + cost(key, spare) + whole_s <= (unlucky[0].deadline_s if unlucky else others_s):
+            return spare
+
+        def rate(size: int) -> float:
+            done_s = now_s + cost(key, size)
+            in_time = sum(i.rows for i in seen if i.deadline_s >= done_s)
+            in_time += sum(i.rows for i in others) if others_s >= done_s else 0
+            return min(in_time, size) / cost(key, size)
+
+        return max((size for size in reversed(limits.sizes) if size <= whole), key=rate)
 
 
 NEW = st.tuples(st.integers(1, 3), PATIENCE, st.sampled_from([False, False, False, True]))

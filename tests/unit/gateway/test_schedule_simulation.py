@@ -159,7 +159,7 @@ def test_overload_leaves_goodput_at_its_peak_and_almost_nothing_is_run_for_nobod
     """Open loop, deadlines of 250 ms, no admission in front; a batch's time varies, an answer needs 1 ms more."""
     random = repeatable(7)
     made = simulation(lambda key, rows: truth(key, rows) * abs(random.gauss(1, noise)))
-    ledger = play(poisson(8, rate=load * PEAK, seconds=0.8, patience_s=0.25), made)
+    ledger = play(poisson(8, rate=load * PEAK, seconds=0.4, patience_s=0.25), made)
     for_nobody = late(ledger, more_s=0.001)
     assert len(for_nobody) <= 0.02 * len(ledger.served)
     assert (len(ledger.served) - len(for_nobody)) / ledger.runs[-1].done_s >= 0.95 * PEAK
