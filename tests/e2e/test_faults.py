@@ -73,7 +73,7 @@ def test_a_killed_gateway_is_replaced_and_its_pool_dies_with_it(own_site: Site, 
             load.wait_for("ok", 50)
             os.kill(own_site.gateway_pid(), signal.SIGKILL)
             load.wait_for("ok", 50)
-        check(load, *RETRYABLE, "unavailable")  # the last one is gRPC's own: connection lost or refused
+        check(load, *RETRYABLE, "unreachable")  # the last one is the connection: lost, or refused
         assert own_site.worker_pids() == worker  # it kept its models and found the new gateway
         eventually("the old pool to be gone", lambda: not alive(pool), 2.0)
 
