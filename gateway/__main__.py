@@ -5,6 +5,7 @@ python -m gateway [--config headrace.yaml] [--ready-fd N]
 
 import argparse
 import asyncio
+import os
 import secrets
 from pathlib import Path
 from typing import NoReturn
@@ -137,6 +138,7 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     settings = settings_loader.load(config).settings
     logs.configure("gateway", settings.log)
     raise_file_limit()
+    os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone
     with StopSignal() as stop:
         return asyncio.run(run(settings, config, announcer, stop))
 

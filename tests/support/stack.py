@@ -6,10 +6,12 @@ Every wait has a limit and says what was awaited. `Stack` is `headrace serve`; `
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -153,7 +155,7 @@ class Site:
     def __init__(self, folder: Path, repository: Path, **groups: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.runtime = folder / "run"
+        self.runtime = Path(tempfile.mkdtemp(prefix="headrace-test-")) / "run"  # a test's own folder is too deep
         self.grpc = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
         gateway = {"grpc_address": self.grpc, "http_address": self.http, **groups.pop("gateway", {})}
@@ -240,6 +242,7 @@ class Site:
         """Clean up after a failed test."""
         for process in self.processes():
             with_signal(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.runtime.parent, ignore_errors=True)
 
 
 def with_signal(pid: int, number: int) -> None:
