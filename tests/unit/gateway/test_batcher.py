@@ -123,7 +123,7 @@ def test_a_deadline_that_can_not_be_met_any_more_leaves_through_expired_and_is_n
 def test_a_tight_deadline_goes_first_in_a_small_batch_when_the_rest_can_wait() -> None:
     queue = batcher(predict=lambda _, rows: 1.0 * rows)
     for number in range(7):
-        queue.add(item(number, deadline_s=50.0 + number))
+        queue.add(item(number, deadline_s=15.0 + number))  # done at 7.0, then all of them at 15.0
     queue.add(item(7, deadline_s=7.0))
     batch = queue.next_batch(3.0, worker_idle=True, expected_rows=nobody)
     assert batch is not None
@@ -585,9 +585,9 @@ def comparisons(work: Callable[[], object]) -> int:
     return Counted.compared - before
 
 
-def crowded() -> Batcher:
+def crowded(predict: Callable[[QueueKey, int], float] = free) -> Batcher:
     """10,000 items in an unhelpful order of deadlines and ages."""
-    queue = batcher()
+    queue = batcher(predict=predict)
     for number in range(WAITING):
         shuffled = number * 7919 % WAITING
         queue.add(item(number, deadline_s=Counted(1e6 + shuffled), queued_s=Counted(WAITING - shuffled)))
@@ -604,6 +604,16 @@ def test_a_batch_with_10000_waiting_costs_the_logarithm_per_item() -> None:
     queue = crowded()
     spent = comparisons(lambda: [waiting_for_company(queue, 0.0) for _ in range(100)])
     assert spent <= 800 * 2 * 2 * (LOG + 1)
+
+
+def test_a_batch_that_can_not_meet_10000_deadlines_looks_at_a_few_of_them_only() -> None:
+    queue = crowded(lambda _, rows: 2e4 if rows == 8 else 0.0)
+    batches: list[Batch | None] = []
+    spent = comparisons(
+        lambda: batches.append(queue.next_batch(0.0, worker_idle=False, expected_rows=somebody, start_s=1e6 - 1))
+    )
+    assert [len(batch.items) for batch in batches if batch] == [4]
+    assert spent <= 4 * 8 * 4 * (LOG + 1)
 
 
 def test_removing_with_10000_waiting_costs_the_logarithm_on_average() -> None:
