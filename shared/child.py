@@ -5,6 +5,7 @@ Used inside gateway, pool processes, workers and the supervisor. The other side,
 """
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -145,7 +146,8 @@ def run_main(process: str, body: Callable[[], int], announcer: Announcer | None 
     """Run a process's main function and end the process with its exit code.
 
     The one place where a StartupError becomes one line on stderr (and a ProcessFailed message), an unexpected exception
-    a trace in the log and exit code 70.
+    a trace in the log and exit code 70. Exit hooks run, then the process ends without tearing the interpreter down:
+    that would take torch most of a second and waits for threads that may never end.
     """
     try:
         code = int(body())
@@ -158,7 +160,11 @@ def run_main(process: str, body: Callable[[], int], announcer: Announcer | None 
         code = int(ExitCode.INTERNAL)
         _log.exception("%s: unexpected failure", process)
         _report(process, code, f"unexpected failure ({type(error).__name__}), see the log above", announcer)
-    sys.exit(code)
+    atexit._run_exitfuncs()  # noqa: SLF001 - what sys.exit would do next, without what it does after
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def limit_address_space(extra_bytes: int) -> None:

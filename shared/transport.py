@@ -12,6 +12,7 @@ ZeroMQ never tells whether a peer lives: that is known from the peer's process o
 """
 
 import asyncio
+import atexit
 import errno
 import functools
 import logging
@@ -89,7 +90,10 @@ class _Codec(Generic[In, Out]):
 
 @functools.cache
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
-    return zmq.Context(io_threads=1)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    # At exit: the last answers leave from a thread of ZeroMQ's, which needs its linger time.
+    atexit.register(context.destroy, _LINGER_MS)
+    return context
 
 
 def _socket(kind: int, high_water_mark: int) -> zmq.Socket[bytes]:

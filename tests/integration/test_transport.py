@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -388,3 +389,25 @@ async def test_closing_inside_a_handler_is_fine(router: PoolRouter, endpoint: st
     await in_thread(peer.send, PoolReady(2))
     await asyncio.wait_for(closed.wait(), LIMIT_S)
     peer.close()
+
+
+LAST_WORDS = """
+import sys
+from shared.child import run_main
+from shared.messages import FromPool, PoolReady, ToPool
+from shared.transport import Dealer
+def body():
+    peer = Dealer(sys.argv[1], ToPool, identity=b"pool-0", generation=int(sys.argv[2]), high_water_mark=100)
+    for number in range(100):
+        peer.send(PoolReady(number))
+    peer.close()
+    return 0
+run_main("test", body)
+"""
+
+
+async def test_what_a_process_sent_before_it_left_arrives(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LAST_WORDS, endpoint, str(GENERATION))
+    for number in range(100):
+        assert (await inbox.next())[1] == PoolReady(number)
+    assert await process.wait() == 0

@@ -1,3 +1,4 @@
+import atexit
 import os
 import resource
 import signal
@@ -89,12 +90,28 @@ def ended(error: BaseException | int, announcer: Announcer | None = None) -> int
             raise error
         return error
 
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(Exited) as caught:
         run_main("gateway", body, announcer)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
+    return caught.value.exit_code
 
 
+class Exited(BaseException):
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def survivor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the process as an exception, without this process's exit hooks."""
+
+    def leave(exit_code: int) -> None:
+        raise Exited(exit_code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+
+
+@pytest.mark.usefixtures("survivor")
 def test_exit_codes(capsys: pytest.CaptureFixture[str], pipe: tuple[int, int]) -> None:
     announcer = Announcer(pipe[1])
     assert ended(0) == 0
@@ -127,3 +144,13 @@ def test_memory_beyond_the_limit_is_a_memory_error() -> None:
         "try:\n    bytearray(128 << 20)\nexcept MemoryError:\n    raise SystemExit(5)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 5
+
+
+def test_the_end_runs_exit_hooks_and_waits_for_no_thread() -> None:
+    code = (
+        "import atexit, threading\nfrom shared.child import run_main\n"
+        "atexit.register(print, 'hook')\nthreading.Thread(target=threading.Event().wait).start()\n"
+        "run_main('test', lambda: 7)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (7, b"hook\n")
