@@ -154,26 +154,26 @@ class EfficientNetLite(nn.Module):
         return cast("Tensor", self._fc(self._dropout(x)))
 
 
-def lite0() -> EfficientNetLite:
+def efficientnet_lite0() -> EfficientNetLite:
     """4.65 M parameters, trained with 224 × 224 pixels."""
     return EfficientNetLite(SCALES["lite0"])
 
 
-def lite1() -> EfficientNetLite:
+def efficientnet_lite1() -> EfficientNetLite:
     """5.42 M parameters, trained with 240 × 240 pixels."""
     return EfficientNetLite(SCALES["lite1"])
 
 
-def lite2() -> EfficientNetLite:
+def efficientnet_lite2() -> EfficientNetLite:
     """6.09 M parameters, trained with 260 × 260 pixels."""
     return EfficientNetLite(SCALES["lite2"])
 
 
-def lite3() -> EfficientNetLite:
+def efficientnet_lite3() -> EfficientNetLite:
     """8.20 M parameters, trained with 280 × 280 pixels."""
     return EfficientNetLite(SCALES["lite3"])
 
 
-def lite4() -> EfficientNetLite:
+def efficientnet_lite4() -> EfficientNetLite:
     """13.0 M parameters, trained with 300 × 300 pixels."""
     return EfficientNetLite(SCALES["lite4"])
