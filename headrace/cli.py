@@ -133,6 +133,31 @@ def models_fetch(
     fetch_with_progress(name, load(config).settings.repository, photos=photos, as_json=as_json)
 
 
+@models_app.command("add")
+def models_add(
+    name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
+    files: Annotated[list[Path], typer.Argument(help="What belongs to the version.", metavar="FILE...")],
+    *,
+    data_version: Annotated[str, typer.Option(help="What it was trained on, in your own words.")] = "",
+    owner: Annotated[str, typer.Option(help="Whom to ask about it.")] = "",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store files as a version under their content hash and make it current; the same content is stored once.
+
+    Examples:
+        headrace models add my-classifier weights.safetensors
+
+        headrace models add my-classifier weights.safetensors labels.txt --data-version 2026-11 --owner vision-team
+    """
+    from headrace.listing import add_model  # noqa: PLC0415 - imports rich
+    from shared.repository import Meta  # noqa: PLC0415 - imports pydantic
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    meta = Meta(source="headrace models add", data_version=data_version, owner=owner)
+    add_model(load(config).settings.repository, name, files, meta, as_json=as_json)
+
+
 @config_app.command("explain")
 def config_explain(
     key: Annotated[str, typer.Argument(help="Only keys that start with this, e.g. gateway.", show_default=False)] = "",

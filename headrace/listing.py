@@ -1,6 +1,7 @@
 """What `headrace models …` and `headrace config explain` print: a table for people, JSON for programs."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from rich.text import Text
 from headrace import zoo
 from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.mistakes import nearest
-from shared.repository import Repository, RepositoryError
+from shared.repository import Meta, Repository, RepositoryError
+from shared.repository_writer import add_version
 from shared.settings_loader import Loaded, variable_of
 
 
-class ModelRow(msgspec.Struct, omit_defaults=True):
+class ModelRow(msgspec.Struct):
     """One version of one model, or a model that can't be used and why."""
 
     name: str
@@ -115,6 +117,25 @@ def fetch_with_progress(name: str, root: Path, *, photos: bool, as_json: bool) -
     console.print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
     if found:
         console.print(f"[green]✓[/] {len(found)} photos in {found[0].path.parent}", highlight=False)
+
+
+def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_json: bool) -> None:
+    """`headrace models add`. Raises RepositoryError, naming the file, and StartupError for files that clash."""
+    chosen = {file.name: file for file in files}
+    if len(chosen) < len(files):
+        raise StartupError(ExitCode.BAD_SETTINGS, "models add: two of the files have the same name")
+    for file in files:
+        if file.suffix in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}:
+            raise StartupError(
+                ExitCode.BAD_SETTINGS,
+                f"models add: {file} is a pickle by its name, and weights must be data; save them with "
+                "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
+            )
+    version = add_version(root, name, chosen, meta, make_current=True, by="headrace models add")
+    if as_json:
+        print_json({"name": version.name, "version": version.version})
+        return
+    Console().print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
 
 
 def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:

@@ -55,6 +55,7 @@ COMMANDS = [
     ("demo",),
     ("models", "list"),
     ("models", "fetch"),
+    ("models", "add"),
     ("config", "explain"),
 ]
 
@@ -144,7 +145,7 @@ def test_models_list_as_table_and_json(run: Run, models: Path) -> None:
     rows = {row["name"]: row for row in json.loads(run("models", "list", "--json")[1])}
     assert rows["good"]["current"] is True
     assert rows["good"]["source"] == "here"
-    assert "problem" in rows["empty"]
+    assert rows["empty"]["problem"]
 
 
 def test_models_list_shows_a_bad_model_beside_the_good_ones(run: Run, models: Path) -> None:
@@ -160,6 +161,32 @@ def test_models_list_without_any(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     assert "headrace models fetch" in run("models", "list")[1]
     assert json.loads(run("models", "list", "--json")[1]) == []
+
+
+def test_models_add_stores_a_version_and_makes_it_current(run: Run, models: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"w")
+    code, out, _ = run("models", "add", "good", str(weights), "--owner", "me", "--json")
+    assert code == 0
+    version = json.loads(out)["version"]
+    assert {row["version"] for row in json.loads(run("models", "list", "--json")[1]) if row["current"]} == {version}
+    assert run("models", "add", "good", str(weights))[0] == 0  # the same content again is the same version
+    assert len(list((models / "good" / "versions").iterdir())) == 2
+
+
+def test_models_add_refuses_pickles_missing_files_and_unknown_models(run: Run, models: Path, tmp_path: Path) -> None:
+    pickle = tmp_path / "model_final_v2_new.pt"
+    pickle.write_bytes(b"")
+    code, _, err = run("models", "add", "good", str(pickle))
+    assert code == ExitCode.BAD_SETTINGS
+    assert "save_file" in err
+    assert run("models", "add", "good", str(tmp_path / "absent.safetensors"))[0] != 0
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"w")
+    code, _, err = run("models", "add", "nobody", str(weights))
+    assert code != 0
+    assert "nobody" in err
+    assert len(list((models / "good" / "versions").iterdir())) == 1
 
 
 def test_models_fetch(run: Run, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
