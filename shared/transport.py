@@ -40,6 +40,9 @@ _HANDSHAKE_MS = 5_000
 _DRAIN_AT_ONCE = 128
 """Messages handled per turn of the event loop (about 1 ms), so that a burst can't starve gRPC."""
 
+_NO_PEER = {errno.EHOSTUNREACH, zmq.ENOTSOCK}
+"""Unknown identity, or our own socket is closed already: late work of a gateway that stops."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -148,7 +151,7 @@ class Router(_Codec[In, Out]):
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
+            if error.errno not in _NO_PEER:
                 raise
             return False
         finally:

@@ -373,6 +373,7 @@ async def test_close_is_idempotent_and_ends_reading(router: PoolRouter, inbox: I
     await inbox.next()
     router.close()
     router.close()
+    assert router.send(b"pool-0", job(1)) is False
     peer.close()
 
 
