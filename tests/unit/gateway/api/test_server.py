@@ -14,11 +14,12 @@ def test_options_that_close_known_holes_are_all_set() -> None:
     assert options["grpc.so_reuseport"] == 0
     assert options["grpc.server.max_pending_requests"] >= 10_000
     assert options["grpc.server.max_pending_requests_hard_limit"] >= 10_000
+    assert options["grpc.http2.max_deallocating_streams"] >= 10_000
     assert options["grpc.keepalive_time_ms"] + options["grpc.http2.ping_timeout_ms"] <= 15_000
     assert options["grpc.server_handshake_timeout_ms"] <= 10_000
     assert options["grpc.max_receive_message_length"] > 1024
     for name in (
-        "grpc.http2.min_recv_ping_interval_without_data_ms",
+        "grpc.http2.min_ping_interval_without_data_ms",
         "grpc.max_allowed_incoming_connections",
         "grpc.max_concurrent_streams",
         "grpc.max_metadata_size",
