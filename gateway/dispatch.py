@@ -87,7 +87,7 @@ class Dispatcher:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
         now = now_s()
         for item in self._batcher.expired(now):
-            self._fail_waiting(item, DeadlineExceeded("the deadline passed while the input waited for a batch"))
+            self._fail_waiting(item, DeadlineExceeded("the deadline could not be met: too many rows waited before this one"))
         while self._send_next(now):
             pass
         self._arm(now)
@@ -178,7 +178,12 @@ class Dispatcher:
         if worker is None:
             return False
         idle = self.outstanding(worker) == 0
-        batch = self._batcher.next_batch(now, worker_idle=idle, expected_rows=self._expected_rows)
+        batch = self._batcher.next_batch(
+            now,
+            worker_idle=idle,
+            expected_rows=self._expected_rows,
+            start_s=max(now, self._running.ends_s(worker)),
+        )
         if batch is None:
             return False
         works = [self._waiting.pop(item.item) for item in batch.items]
