@@ -87,7 +87,9 @@ class Dispatcher:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
         now = now_s()
         for item in self._batcher.expired(now):
-            self._fail_waiting(item, DeadlineExceeded("the deadline could not be met: too many rows waited before this one"))
+            self._fail_waiting(
+                item, DeadlineExceeded("the deadline could not be met: too many rows waited before this one")
+            )
         while self._send_next(now):
             pass
         self._arm(now)
