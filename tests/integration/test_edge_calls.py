@@ -76,7 +76,7 @@ async def test_a_message_over_the_limit_is_resource_exhausted_and_the_next_one_w
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\xff" * 10, b"\x22\xff\xff\xff\xff\x0f", b"\x22\x01" * 1000, b"\x22\x00" * 1_000_000]
+    "raw", [b"\xff" * 10, b"\x22\xff\xff\xff\xff\x0f", b"\x22\x01" * 1000, b"\x22\x00" * 1_000_000, b"\x0b" * 100_000]
 )
 async def test_bytes_that_are_no_request_are_invalid_argument_or_too_large(raw: bytes) -> None:
     async with serving(Flow(), State()) as running, channel(running) as opened:
