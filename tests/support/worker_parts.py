@@ -15,8 +15,8 @@ from shared.repository_writer import add_version
 from shared.results import Result
 from shared.tensors import Array, SlotRef, Tensor, TensorSpec
 from workers.backends.base import DeviceLost, Forward, OutOfMemory, Precision, Runner
-from workers.staging import Inputs
 from workers.model_pool import Key, LoadedVersion
+from workers.staging import Inputs
 
 WIDTH = 4
 POISON = 666.0
@@ -154,7 +154,7 @@ def toy_model(root: Path, name: str, model_yaml: str, files: Mapping[str, bytes]
     return version
 
 
-def sequence(*outcomes: Any) -> Callable[[Key], LoadedVersion]:  # noqa: ANN401 - exceptions or versions
+def sequence(*outcomes: LoadedVersion | Exception) -> Callable[[Key], LoadedVersion]:
     """A load function that gives or raises these, one per call."""
     left = list(outcomes)
 
@@ -162,7 +162,6 @@ def sequence(*outcomes: Any) -> Callable[[Key], LoadedVersion]:  # noqa: ANN401 
         outcome = left.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        result: LoadedVersion = outcome
-        return result
+        return outcome
 
     return load

@@ -74,17 +74,16 @@ def load(version: ModelVersion, spec: PipelineSpec) -> SimulatedRunner:
 
 def row_digests(arrays: Sequence[Array]) -> Numbers:
     """64 bits per row over all its input bytes: a sum of words weighted by odd numbers, cheap enough for images."""
-    total = np.zeros(len(arrays[0]), np.uint64)
+    total = [0] * len(arrays[0])
     for number, array in enumerate(arrays):
         flat = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
         whole = flat.shape[1] // 8 * 8
         weights = _weights(flat.shape[1] // 8 + 8, number)
         for row, bits in enumerate(flat):
             words = bits[:whole].view(np.uint64) if bits.ctypes.data % 8 == 0 else bits[:whole].copy().view(np.uint64)
-            value = (words * weights[: len(words)]).sum(dtype=np.uint64)
-            value += (bits[whole:] * weights[len(words) : len(words) + flat.shape[1] - whole]).sum(dtype=np.uint64)
-            total[row] += value
-    return _mixed(total)
+            rest = bits[whole:] * weights[len(words) : len(words) + flat.shape[1] - whole]
+            total[row] += int((words * weights[: len(words)]).sum()) + int(rest.sum())
+    return _mixed(np.array([value % 2**64 for value in total], np.uint64))
 
 
 @lru_cache(maxsize=64)  # one entry per input and length in use
