@@ -4,11 +4,18 @@ Decoders differ in what they show of an animation, and some look at later frames
 that only holds the first frame leaves them no choice.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator
 
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, b"\x3b"
 _GRAPHIC_CONTROL = 0xF9
+
+# Bounds of the loops below, each far beyond real files: a stranger's file decides how often they turn.
+_MAX_CHUNKS = 1 << 17
+_MAX_BLOCKS = 1 << 19  # 128 MB of full blocks
+_MAX_EXTENSIONS = 64
+_MAX_EXTENSION_BLOCKS = 1 << 12
 
 
 def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -25,7 +32,7 @@ def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 def first_frame_of_png(view: memoryview) -> bytes:
     """The default image of an animated PNG, as a plain PNG. Raises ValueError when the file is cut."""
-    chunks = list(png_chunks(view))
+    chunks = list(itertools.islice(png_chunks(view), _MAX_CHUNKS))
     if not chunks or chunks[-1][0] != b"IEND":
         raise ValueError("no end")
     kept = (view[start:end] for kind, start, end in chunks if kind not in {b"acTL", b"fcTL", b"fdAT"})
@@ -39,17 +46,18 @@ def first_frame_of_gif(view: memoryview) -> bytes:
     if position > 13 and head[11] >= _table_bytes(view[10]) // 3:
         head[11] = 0  # a background colour outside the palette
     control = view[:0]
-    while True:
+    for _ in range(_MAX_EXTENSIONS):
         start = position
         if view[start] == _EXTENSION:
-            position = _skip_blocks(view, start + 2)
+            position = _skip_blocks(view, start + 2, _MAX_EXTENSION_BLOCKS)
             if view[start + 1] == _GRAPHIC_CONTROL:
                 control = view[start:position]
         elif view[start] == _IMAGE:
-            position = _skip_blocks(view, start + 10 + _table_bytes(view[start + 9]) + 1)
+            position = _skip_blocks(view, start + 10 + _table_bytes(view[start + 9]) + 1, _MAX_BLOCKS)
             return b"".join((head, control, view[start:position], _TRAILER))
         else:
-            raise ValueError("no image")
+            break
+    raise ValueError("no image")
 
 
 def _table_bytes(flags: int) -> int:
@@ -57,7 +65,10 @@ def _table_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _skip_blocks(view: memoryview, position: int) -> int:
-    while view[position]:
-        position += 1 + view[position]
-    return position + 1
+def _skip_blocks(view: memoryview, position: int, limit: int) -> int:
+    for _ in range(limit):
+        length = view[position]
+        position += 1 + length
+        if length == 0:
+            return position
+    raise ValueError("too many blocks")

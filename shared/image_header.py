@@ -5,6 +5,7 @@ the decoder needs to know of orientation, depth and alpha. Each format's reader 
 bounds, never loops on a length of zero, and gives up after a fixed number of steps.
 """
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Literal
@@ -62,6 +63,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
 # ------------------------------------------------------------------ JPEG
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 _WITHOUT_LENGTH = frozenset(range(0xD0, 0xD9)) | {0x01}
 
 
@@ -88,10 +90,10 @@ def _read_jpeg(view: memoryview) -> ImageHeader:
 
 def _next_marker(view: memoryview, position: int) -> int:
     """Where the next marker's number is; skips fill bytes, and stray bytes between segments as decoders do."""
-    for at in range(position, position + _MAX_STEPS):
-        if view[at] == 0xFF and view[at + 1] not in (0x00, 0xFF):
-            return at + 1
-    raise ValueError("no marker")
+    found = _MARKER.search(view, position, position + _MAX_STEPS)
+    if found is None:
+        raise ValueError("no marker")
+    return found.end() - 1
 
 
 def _orientation(exif: memoryview) -> int:

@@ -2,6 +2,7 @@ import io
 import time
 from collections.abc import Iterator
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -291,6 +292,35 @@ def test_a_truncated_image_is_never_half_an_image(name: str) -> None:
 def test_the_sentence_over_a_broken_image_names_its_format() -> None:
     with pytest.raises(InvalidInput, match="its JPEG data is truncated, broken or unsupported"):
         images.decode(TRUNCATABLE["jpeg"][:-2000])
+
+
+HOSTILE = {
+    "jpeg of stray bytes": (b"\xff\xd8\xff\xe0\x00\x02" + (b"\xff\x00" * 2000 + b"\xff\xe0\x00\x02") * 2000),
+    "jpeg of fill bytes": b"\xff\xd8" + b"\xff" * 4_000_000,
+    "png of empty chunks": (
+        encode(RAINBOW, "PNG", save_all=True, append_images=[RAINBOW.rotate(90)])[:-12]
+        + (bytes(4) + b"xxxx" + bytes(4)) * 400_000
+    ),
+    "gif of tiny blocks": b"GIF89a\x08\x00\x08\x00\x00\x00\x00" + b"\x21\xfe" + b"\x01x" * 3_000_000,
+    "gif of empty extensions": b"GIF89a\x08\x00\x08\x00\x00\x00\x00" + b"\x21\xfe\x00" * 1_000_000,
+    "gif without end": b"GIF89a\x08\x00\x08\x00\x00\x00\x00" + b"\x2c" + bytes(9) + b"\x02" + b"\x01x" * 3_000_000,
+    "tiff of many tags": b"II*\0\x08\0\0\0\xff\xff" + bytes(12 * 65535),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_files_made_to_keep_the_header_reader_busy_are_given_up_soon(name: str) -> None:
+    started_s = time.process_time()
+    with pytest.raises(InvalidInput):
+        images.decode(HOSTILE[name])
+    assert time.process_time() - started_s < 0.5
+
+
+def test_16_bit_tiff_with_alpha() -> None:
+    pixels = np.full((4, 6, 4), 257, np.uint16) * np.array([51, 102, 204, 128], np.uint16)  # BGRA
+    data = cv2.imencode(".tif", pixels)[1].tobytes()
+    assert images.decode(data, (0, 0, 0))[0, 0].tolist() == [102, 51, 26]
+    assert images.decode(data, (255, 255, 255))[0, 0].tolist() == [229, 178, 153]
 
 
 def test_float_tiff_is_refused() -> None:
