@@ -1,0 +1,282 @@
+"""The worker process against a real greeting, arena and socket."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+
+from shared.clock import now_s
+from shared.errors import Code, ExitCode
+from shared.messages import (
+    BatchDone,
+    BatchItem,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    Stop,
+    UnloadModel,
+)
+from shared.tensors import Tensor, as_array
+from tests.support.fake_gateway import LIMIT_S, FakeGateway, gateway_in, greeted
+from tests.support.worker_parts import WIDTH, batch, item, toy_model
+
+ROOT = Path(__file__).parents[2]
+SIMULATED = "pipeline: toy:Toy\nbackend: simulated\n"
+TORCH = "pipeline: toy:Toy\nbackend: torch\nnetwork: mine:network\n"
+CODE = """
+import os
+import signal
+
+import torch
+from torch import nn
+
+
+class Picky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if (x[:, 0] == 666).any():
+            raise RuntimeError("poison")
+        if (x[:, 0] == 77).any():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.linear(x) / (x[:, :1] != 13)
+
+
+def network():
+    return Picky()
+"""
+TERMINATES = 77.0
+
+
+class Worker:
+    """`python -m workers` in a folder of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self.process = process
+        self.runtime = folder / "run"
+
+    async def exit_code(self) -> int:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.process.wait()
+
+    def leftovers(self) -> list[Path]:
+        """Files of its own in the runtime folder."""
+        return list(self.runtime.glob("worker*"))
+
+    async def stderr(self) -> str:
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
+
+@asynccontextmanager
+async def worker_in(folder: Path, *arguments: str) -> AsyncIterator[Worker]:
+    config = folder / "headrace.yaml"
+    config.write_text(
+        f"repository: models\nruntime_dir: {folder / 'run'}\nlog: {{format: json}}\n"
+        "worker: {threads: 1, device: cpu}\nbatching: {max_rows: 4}\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "workers", "--config", str(config), *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Worker(process, folder)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def simulated(folder: Path, name: str = "sim", a_ms: float = 0.0) -> str:
+    timing = json.dumps({"a_ms": a_ms, "b_ms": 0}).encode()
+    return toy_model(folder / "models", name, SIMULATED, {"simulated.json": timing}).version
+
+
+def picky(folder: Path) -> tuple[str, nn.Linear]:
+    """The torch model of this file: its version, and what it computes."""
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, WIDTH)
+    weights = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}
+    files = {"w.safetensors": safetensors.torch.save(weights)}
+    return toy_model(folder / "models", "toy", TORCH, files, CODE).version, linear
+
+
+async def load(gateway: FakeGateway, name: str, version: str, model: int = 1) -> ModelLoaded:
+    after = len(gateway.received)
+    gateway.send(LoadModel(model, name, version))
+    return await gateway.next(ModelLoaded, after)
+
+
+def codes(done: BatchDone) -> dict[int, str | None]:
+    return {answer.item: None if answer.failure is None else answer.failure.code for answer in done.answers}
+
+
+async def test_a_batch_is_answered_and_a_stop_ends_with_0(tmp_path: Path) -> None:
+    version = simulated(tmp_path)
+    async with worker_in(tmp_path) as worker, gateway_in(tmp_path / "run") as gateway:
+        ready = await greeted(gateway)
+        assert ready.pid == worker.process.pid
+        assert [(hello.worker, hello.device) for hello in gateway.hellos] == [("worker-0", "simulated")]
+        loaded = await load(gateway, "sim", version)
+        assert [rows for rows, _ in loaded.batch_s] == [1, 2, 4]
+        gateway.send(batch(item(1, 5), item(2, 5), item(3, 6)))
+        done = await gateway.next(BatchDone)
+        first, second, third = (as_array(answer.tensors[0], None).tolist() for answer in done.answers)
+        assert first == second != third
+        gateway.send(Stop())
+        assert await worker.exit_code() == ExitCode.OK
+
+
+async def test_rows_go_through_the_arena_both_ways(tmp_path: Path) -> None:
+    version = simulated(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        await load(gateway, "sim", version)
+        gateway.send(batch(item(1, 5)))
+        expected = (await gateway.next(BatchDone)).answers[0].tensors[0].data
+        given, taken = gateway.arena.lease(4 * WIDTH), gateway.arena.lease(4 * WIDTH)
+        assert given is not None
+        assert taken is not None
+        given.view[:] = np.array([5, 0, 0, 0], "<f4").tobytes()
+        through = BatchItem(2, 1e12, 1, [Tensor("x", "FP32", (1, WIDTH), given.ref)], [taken.ref])
+        gateway.send(batch(through, number=2))
+        (_, done) = await gateway.many(BatchDone, 2)
+        assert done.answers[0].tensors[0].data == taken.ref
+        assert bytes(taken.view) == expected
+
+
+async def test_models_stay_loaded_when_the_gateway_dies_and_another_comes(tmp_path: Path) -> None:
+    version = simulated(tmp_path)
+    async with worker_in(tmp_path) as worker:
+        async with gateway_in(tmp_path / "run") as gateway:
+            await greeted(gateway)
+            first = await load(gateway, "sim", version)
+            gateway.send(batch(item(1, 5)))
+            before = await gateway.next(BatchDone)
+        async with gateway_in(tmp_path / "run") as gateway:
+            assert (await greeted(gateway)).pid == worker.process.pid
+            again = await load(gateway, "sim", version, model=7)
+            assert again.load_s == first.load_s  # told from memory
+            gateway.send(batch(item(1, 5), model=7))
+            after = await gateway.next(BatchDone)
+        assert before.answers[0].tensors[0].data == after.answers[0].tensors[0].data
+
+
+async def test_either_side_may_start_first(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    async with gateway_in(tmp_path / "run") as gateway, worker_in(tmp_path):
+        await greeted(gateway)
+
+
+async def test_sigterm_in_the_middle_of_a_batch_finishes_it_and_no_other(tmp_path: Path) -> None:
+    version = picky(tmp_path)[0]
+    async with worker_in(tmp_path) as worker, gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        await load(gateway, "toy", version)
+        gateway.send(batch(item(1, TERMINATES), number=1))
+        gateway.send(batch(item(2, 1), number=2))
+        assert await worker.exit_code() == ExitCode.OK
+        assert codes(await gateway.next(BatchDone)) == {1: None}
+        assert [message.batch for message in gateway.received if isinstance(message, BatchDone)] == [1]
+    assert worker.leftovers() == []
+
+
+async def test_garbage_and_frames_of_another_life_are_ignored(tmp_path: Path) -> None:
+    version = simulated(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        await load(gateway, "sim", version)
+        header = gateway.generation.to_bytes(8, "little")
+        for frame in (b"", b"x", header, header + b"\xc1", header + b"\x93\xa3run", os.urandom(4096), b"cos\nsystem\n"):
+            gateway.router._socket.send_multipart([gateway.identity, frame])
+        gateway.router._socket.send_multipart([gateway.identity, header, b"two frames"])
+        gateway.send(batch(item(1, 5)))
+        assert codes(await gateway.next(BatchDone)) == {1: None}
+
+
+async def test_a_model_that_fails_to_load_and_batches_for_it_are_answered(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        gateway.send(LoadModel(1, "absent", "0" * 16))
+        gateway.send(LoadModel(2, "sim", "f" * 16))
+        unknown_model, unknown_version = await gateway.many(ModelFailed, 2)
+        assert unknown_model.failure.code == Code.UNKNOWN_MODEL
+        assert unknown_version.failure.code == Code.UNKNOWN_VERSION
+        gateway.send(batch(item(1, 5)))
+        assert codes(await gateway.next(BatchDone)) == {1: Code.NOT_READY}
+
+
+async def test_an_unloaded_model_is_gone(tmp_path: Path) -> None:
+    version = simulated(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        await load(gateway, "sim", version)
+        gateway.send(UnloadModel(1))
+        gateway.send(batch(item(1, 5)))
+        assert codes(await gateway.next(BatchDone)) == {1: Code.NOT_READY}
+
+
+async def test_a_refused_worker_tries_again(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    async with gateway_in(tmp_path / "run") as gateway:
+        gateway.refuse_with = "worker-0 is connected already"
+        async with worker_in(tmp_path):
+            await gateway.until(lambda: gateway.hellos, "a first Hello")
+            gateway.refuse_with = None
+            await greeted(gateway)
+
+
+async def test_a_second_worker_of_the_same_number_is_refused(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        async with worker_in(tmp_path) as second:
+            assert await second.exit_code() == ExitCode.IN_USE
+            assert "worker-0 already runs" in await second.stderr()
+        async with worker_in(tmp_path, "--index", "1"):
+            await gateway.until(lambda: len(gateway.hellos) == 2, "the other worker's Hello")
+            assert gateway.hellos[1].worker == "worker-1"
+
+
+async def test_a_killed_worker_is_known_at_once_and_its_lock_is_free(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    async with gateway_in(tmp_path / "run") as gateway:
+        async with worker_in(tmp_path) as worker:
+            await greeted(gateway)
+            worker.process.kill()
+            await gateway.until(lambda: gateway.lost, "the loss of the worker")
+        async with worker_in(tmp_path):
+            await gateway.until(lambda: len(gateway.hellos) == 2, "the next worker's Hello")
+
+
+async def test_a_torch_model_through_the_process(tmp_path: Path) -> None:
+    version, linear = picky(tmp_path)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        assert gateway.hellos[0].device == "cpu"
+        loaded = await load(gateway, "toy", version)
+        assert loaded.precision == "fp32"
+        expired = item(5, 3, deadline_s=now_s() - 1)
+        gateway.send(batch(item(1, 1), item(2, 666), item(3, 13), item(4, 2, 3), expired, padded_rows=8))
+        done = await gateway.next(BatchDone)
+        assert codes(done) == {
+            1: None,
+            2: Code.INTERNAL,
+            3: Code.NONFINITE_OUTPUT,
+            4: None,
+            5: Code.DEADLINE_EXCEEDED,
+        }
+        rows = torch.zeros(2, 4)
+        rows[:, 0] = torch.tensor([2.0, 3.0])
+        got = as_array(done.answers[3].tensors[0], None)
+        np.testing.assert_allclose(got, linear(rows).detach().numpy(), rtol=1e-5)
