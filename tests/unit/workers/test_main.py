@@ -1,0 +1,66 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ExitCode
+from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
+from tests.support.worker_parts import toy_model
+
+LOST = """
+import sys
+from workers import __main__ as main
+from workers.backends.base import DeviceLost
+
+def lose(self):
+    raise DeviceLost("cuda:0: device-side assert triggered")
+
+main.Worker.run = lose
+main.main()
+"""
+
+
+def start(folder: Path, code: str, fd: int) -> "subprocess.CompletedProcess[str]":
+    toy_model(
+        folder / "models", "sim", "pipeline: toy:Toy\nbackend: simulated\n", {"simulated.json": b'{"a_ms":0,"b_ms":0}'}
+    )
+    config = folder / "headrace.yaml"
+    config.write_text(f"repository: models\nruntime_dir: {folder / 'run'}\n")
+    argv = [sys.executable, "-c", code, "--config", str(config), "--ready-fd", str(fd)]
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, pass_fds=(fd,))
+
+
+def told(fd: int) -> list[ToSupervisor]:
+    data, messages = os.read(fd, 65536), []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        messages.append(msgspec.msgpack.decode(data[4 : 4 + size], type=ToSupervisor))
+        data = data[4 + size :]
+    return messages
+
+
+def test_a_lost_device_ends_the_process_at_once_and_says_so(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        done = start(tmp_path, LOST, writer)
+        assert done.returncode == ExitCode.DEVICE_LOST
+        assert told(reader) == [
+            ProcessReady("worker-0", "worker-0 on simulated"),
+            ProcessFailed("worker-0", ExitCode.DEVICE_LOST, "cuda:0: device-side assert triggered"),
+        ]
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert not list(tmp_path.glob("run/*"))
+
+
+def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "headrace.yaml"
+    config.write_text("worker: {devise: cpu}\n")
+    argv = [sys.executable, "-m", "workers", "--config", str(config)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.BAD_SETTINGS
+    assert len(done.stderr.splitlines()) == 1
+    assert "device" in done.stderr
