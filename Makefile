@@ -25,7 +25,7 @@ FOREGROUND := exec $(PY) deploy/foreground.py
 ##@ Use
 
 .PHONY: run
-run: fetch-photos ## Install, fetch the default model and serve it; Ctrl-C stops
+run: fetch ## Install, fetch the default model and serve it; Ctrl-C stops
 	@$(FOREGROUND) $(BIN)/headrace serve $(SERVE)
 
 .PHONY: demo

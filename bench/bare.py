@@ -14,7 +14,9 @@ import numpy as np
 from bench.load import percentile
 from bench.photo import photo
 from shared.pipeline import RawInput
+from shared.pipeline_loader import load_pipeline
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig
+from shared.repository import Repository
 from shared.tensors import Array
 
 Forward = Callable[[Array], object]
@@ -33,13 +35,11 @@ def simulated(a_ms: float, b_ms: float) -> Forward:
 
 def real(repository: Path, model: str) -> tuple[Forward, ImageClassification]:
     """A model of the repository in float32 on the CPU, loaded and run by the worker's own backend."""
-    from workers import host
+    from workers import host  # noqa: PLC0415 - the worker's code only where it is measured
 
     host.keep_freed_memory()
     host.prepare_threads(host.cores())
-    from shared.pipeline_loader import load_pipeline
-    from shared.repository import Repository
-    from workers.backends import torch_backend, torch_device
+    from workers.backends import torch_backend, torch_device  # noqa: PLC0415 - torch, only after the settings above
 
     version = Repository(repository).open(model)
     pipeline = load_pipeline(version, torch_allowed=True)

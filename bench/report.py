@@ -23,6 +23,7 @@ TITLES = {
     "grpc": "(b) grpc.aio, an answer back",
     "headrace": "(c) headrace",
 }
+KINDS = ("simulated", "real")
 _HEADINGS = {
     "simulated": "Simulated accelerator: 2 ms + 0.05 ms a row, no CPU",
     "real": "EfficientNet-Lite0, float32 on the CPU",
@@ -85,7 +86,7 @@ def _median(group: list[Sample]) -> Sample:
 def write(found: list[Sample], samples: list[Sample], facts: dict[str, Any], folder: Path | None) -> None:
     """Print the tables; with a folder (the root), also write the JSON and the page."""
     machine = machine_facts()
-    tables = "\n\n".join(filter(None, (_main_table(found, kind) for kind in ("simulated", "real"))))
+    tables = "\n\n".join(filter(None, (_main_table(found, kind) for kind in KINDS)))
     added = _added_table(found)
     print(f"{tables}\n\n{added}")
     if folder is None:
@@ -121,7 +122,8 @@ def _plain(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def _main_table(found: list[Sample], kind: str) -> str:
-    wanted = [sample for sample in found if sample.kind in {kind, ""}]
+    """The bare loop, plain gRPC (in the first table only: no model runs in it) and the server."""
+    wanted = [sample for sample in found if sample.kind == kind or (not sample.kind and kind == KINDS[0])]
     if not any(sample.kind for sample in wanted):
         return ""
     columns = [role for role in ROLES if any(sample.cpu_ms.get(role) for sample in wanted)]
