@@ -42,7 +42,7 @@ run-worker: fetch ## Only one worker; before or after the gateway, on a CUDA mac
 
 .PHONY: fetch
 fetch: $(VENV)/.runtime ## Fetch the default model and 20 photos; quick when they are there
-	@$(BIN)/headrace models fetch $(MODEL) --photos
+	@$(BIN)/headrace models fetch $(MODEL) builtin --photos
 
 ##@ Check
 

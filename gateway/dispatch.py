@@ -63,7 +63,8 @@ class Dispatcher:
         """Queue a prepared item; the future gets its outcome or a HeadraceError. Cancelling it drops the item."""
         number = self._next_item
         self._next_item += 1
-        queued = QueuedItem(number, QueueKey(model.number, ()), lease.rows, deadline_s, now_s())
+        bucket = model.pipeline.bucket([tensor.shape for tensor in tensors]) if model.has_buckets else ()
+        queued = QueuedItem(number, QueueKey(model.number, bucket), lease.rows, deadline_s, now_s())
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         work = Work(model, queued, tensors, lease, future)
         future.add_done_callback(lambda done: self._left(number) if done.cancelled() else None)

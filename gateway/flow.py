@@ -13,12 +13,14 @@ The deadline is checked at admission, before preparation (pool_client.py and the
 """
 
 import asyncio
+from itertools import chain
 
 from gateway.admission import Admission
 from gateway.dispatch import Dispatcher
 from gateway.finish import Finisher
 from gateway.leases import Leases
 from gateway.metrics import Metrics
+from gateway.pieces import at, joined, pieces_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.request import Answer, Request, StageTimes
@@ -53,41 +55,50 @@ class Flow:
     async def answer(self, request: Request) -> Answer:
         """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
         with self._metrics.request(request) as measured:
-            measured.model = model = self._routing.route(request.model, request.version)
+            measured.model = model = self._routing.route(request.model, request.version, request.inputs[0].kind)
             options = model.pipeline.parse_options(request.options)
-            with self._admission.admit(len(request.inputs), request.nbytes, request.arrived_s):
+            pieces = pieces_of(model, request.inputs)
+            measured.rows = rows = sum(raw.rows for items in pieces for raw in items)
+            with self._admission.admit(rows, request.nbytes, request.arrived_s):
                 request.times.version = model.version
                 request.times.admit_s = now_s() - request.arrived_s
                 try:
                     async with asyncio.timeout_at(request.deadline_s):
-                        results = await self._items(model, request, options)
+                        results = await self._all(model, pieces, request, options)
                 except TimeoutError:
                     raise DeadlineExceeded("the deadline passed before the answer was ready") from None
             return Answer(model.name, model.version, results)
 
-    async def _items(self, model: ServedModel, request: Request, options: Options) -> list[Result | HeadraceError]:
-        """All inputs of the request side by side; each one is an item of its own in every queue."""
-        if len(request.inputs) == 1:  # the common case needs no task of its own
-            return list(await self.item(model, request.inputs[0], options, request.deadline_s, request.times))
-        loop = asyncio.get_running_loop()
-        times = [StageTimes() for _ in request.inputs]
-        tasks = [
-            loop.create_task(self.item(model, raw, options, request.deadline_s, spent))
-            for raw, spent in zip(request.inputs, times, strict=True)
-        ]
+    async def _all(
+        self, model: ServedModel, pieces: list[list[RawInput]], request: Request, options: Options
+    ) -> list[Result | HeadraceError]:
+        """All inputs of the request side by side; each of their items stands by itself in every queue."""
+        if len(pieces) == 1 and len(pieces[0]) == 1:  # the common case needs no task of its own
+            return list(await self.item(model, pieces[0][0], options, request.deadline_s, request.times))
+        loop, times = asyncio.get_running_loop(), []
+        tasks: list[list[asyncio.Task[list[Result]]]] = []
+        for items in pieces:
+            spent = [StageTimes() for _ in items]
+            times += spent
+            tasks.append(
+                [
+                    loop.create_task(self.item(model, raw, options, request.deadline_s, stages))
+                    for raw, stages in zip(items, spent, strict=True)
+                ]
+            )
         try:
             return await _collect(tasks, partial=request.partial_results)
         finally:
             request.times.slowest_of(times)
-            for task in tasks:
+            for task in chain.from_iterable(tasks):
                 task.cancel()  # those still running when one input failed the whole request
 
     async def item(
         self, model: ServedModel, raw: RawInput, options: Options, deadline_s: float, times: StageTimes
     ) -> list[Result]:
-        """One input, from encoded bytes to results (one per row)."""
+        """One item, from the caller's bytes to its results."""
         asked_s = now_s()
-        with await self._leases.acquire(model, len(raw.data), 1) as lease:
+        with await self._leases.acquire(model, raw) as lease:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
             times.prepare_s = prepared.elapsed_s
             times.wait_s = now_s() - asked_s - prepared.elapsed_s
@@ -102,27 +113,23 @@ class Flow:
         return results
 
 
-async def _collect(tasks: "list[asyncio.Task[list[Result]]]", *, partial: bool) -> list[Result | HeadraceError]:
-    """Results in order. Without `partial` the first failure (in order of time) ends the request, named by its index."""
-    if not partial:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    else:
-        await asyncio.wait(tasks)
+async def _collect(tasks: list[list["asyncio.Task[list[Result]]"]], *, partial: bool) -> list[Result | HeadraceError]:
+    """One result per input, in order. Without `partial` the first failure in time ends the request."""
+    await asyncio.wait(
+        list(chain.from_iterable(tasks)),
+        return_when=asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION,
+    )
     results: list[Result | HeadraceError] = []
     failures: list[HeadraceError] = []
-    for index, task in enumerate(tasks):
-        error = task.exception() if task.done() else None
-        if error is None and task.done():
-            results.extend(task.result())
+    for index, items in enumerate(tasks):
+        error = next((found for item in items if item.done() and (found := item.exception())), None)
+        if error is None and all(item.done() for item in items):
+            results.append(joined([item.result() for item in items]))
         elif isinstance(error, HeadraceError):
-            failures.append(_at(index, error))
+            failures.append(at(index, error) if len(tasks) > 1 else error)
             results.append(failures[-1])
         elif error is not None:
             raise error
     if failures and (not partial or len(failures) == len(tasks)):
         raise failures[0]
     return results
-
-
-def _at(index: int, error: HeadraceError) -> HeadraceError:
-    return type(error)(f"inputs[{index}]: {error.text}", retry_after_ms=error.retry_after_ms)

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from gateway.served import ServedModel
+from gateway.served import ServedModel, SlotSizes
 from shared.arena import Arena, Slot
 from shared.errors import TooLarge
+from shared.pipeline import RawInput
 
 
 class Lease:
@@ -20,13 +21,11 @@ class Lease:
 
     __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "rows")
 
-    def __init__(
-        self, leases: "Leases", model: ServedModel, rows: int, slots: list[Slot], counts: tuple[int, int]
-    ) -> None:
+    def __init__(self, leases: "Leases", model: ServedModel, rows: int, slots: list[Slot], sizes: SlotSizes) -> None:
         self._leases = leases
         self.model = model
         self.rows = rows
-        payload, inputs = counts
+        payload, inputs = len(sizes.payload), len(sizes.inputs)
         self.payload = slots[0] if payload else None
         self.inputs = slots[payload : payload + inputs]
         self.outputs = slots[payload + inputs :]
@@ -82,22 +81,25 @@ class Leases:
         """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
         self._waiting: dict[int, deque[_Waiter]] = {}  # per model: a full window holds up nobody else
 
-    async def acquire(self, model: ServedModel, payload_nbytes: int, rows: int) -> Lease:
+    async def acquire(self, model: ServedModel, raw: RawInput) -> Lease:
         """Slots for an encoded payload, its prepared tensors and its outputs.
 
         Waits its turn for as long as the caller's own deadline lets it. Raises TooLarge when it could never fit.
         """
-        payload = [payload_nbytes] if payload_nbytes > self._inline_bytes else []
-        inputs = model.input_slots(self._inline_bytes, rows)
-        sizes = payload + inputs + model.output_slots(self._inline_bytes, rows)
+        rows = raw.rows
+        kinds = model.slots_for(raw, self._inline_bytes)
+        sizes = kinds.payload + kinds.inputs + kinds.outputs
         waiting = self._waiting.get(model.number)
         slots = None if waiting else self._try(model, rows, sizes)
         if slots is None:
-            if sum(sizes) > self._arena.nbytes:
-                raise TooLarge(f"the input needs {sum(sizes)} bytes of arena.budget_bytes ({self._arena.nbytes})")
+            needed = sum(map(_block, sizes))
+            if needed > self._arena.nbytes:
+                raise TooLarge(
+                    f"the input needs {needed} bytes of shared memory; arena.budget_bytes is {self._arena.nbytes}"
+                )
             slots = await self._wait(model, rows, sizes)
         model.preparing_rows += rows
-        return Lease(self, model, rows, slots, (len(payload), len(inputs)))
+        return Lease(self, model, rows, slots, kinds)
 
     def released(self, lease: Lease) -> None:
         """A lease ended; called by the lease itself."""
@@ -149,3 +151,8 @@ class Leases:
                 self._held_rows[model.number] -= rows
                 self.pump()
             raise
+
+
+def _block(nbytes: int) -> int:
+    """What the arena's allocator takes for a slot: the next power of two."""
+    return 1 << (nbytes - 1).bit_length()

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from gateway.batcher import Batch
 from gateway.request import Request, StageTimes
+from gateway.statistics import Statistics
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError
 from shared.messages import BatchDone
@@ -77,6 +78,8 @@ class Metrics:
             "headrace_rows_for_nobody", "Rows computed after their caller had left.", ("model",), registry=registry
         )
         self._models: dict[str, _OfModel] = {}
+        self.statistics = Statistics()
+        """The same events, as the Open Inference Protocol counts them."""
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value that is read when somebody looks."""
@@ -95,6 +98,7 @@ class Metrics:
         of_model = self.of(model.name)
         of_model.batch_rows.observe(batch.rows)
         of_model.rows.inc(done.rows_run)
+        self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
         if nobody:
             of_model.nobody.inc(nobody)
 
@@ -109,12 +113,13 @@ class Metrics:
 class MeasuredRequest:
     """Counts a request's outcome exactly once, whatever it is."""
 
-    __slots__ = ("_metrics", "_request", "model")
+    __slots__ = ("_metrics", "_request", "model", "rows")
 
     def __init__(self, metrics: Metrics, request: Request) -> None:
         self._metrics = metrics
         self._request = request
         self.model: ServedModel | None = None
+        self.rows = 0
 
     def __enter__(self) -> Self:
         return self
@@ -122,11 +127,17 @@ class MeasuredRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        of_model = self._metrics.of(self.model.name if self.model else "unknown")
-        of_model.outcomes[_outcome(error)].inc()
-        if error is None:
-            of_model.request_s.observe(now_s() - self._request.arrived_s)
-            _observe_stages(of_model, self._request.times)
+        name = self.model.name if self.model else "unknown"
+        of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name)
+        outcome = _outcome(error)
+        of_model.outcomes[outcome or "ok"].inc()
+        spent_s = now_s() - self._request.arrived_s
+        if outcome is not None:
+            statistics.failed(outcome, spent_s)
+            return
+        of_model.request_s.observe(spent_s)
+        _observe_stages(of_model, self._request.times)
+        statistics.succeeded(spent_s, self._request.times, self.rows)
 
 
 def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:
@@ -135,9 +146,9 @@ def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:
         stage.observe(seconds)
 
 
-def _outcome(error: BaseException | None) -> str:
+def _outcome(error: BaseException | None) -> Code | None:
     if error is None:
-        return "ok"
+        return None
     if isinstance(error, HeadraceError):
         return error.code
     if isinstance(error, asyncio.CancelledError):

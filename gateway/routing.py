@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from gateway.served import ServedModel
 from gateway.state import Phase
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
+from shared.pipeline import Kind
 
 RETRY_MS: dict[Phase, int] = {"no_worker": 1000, "loading": 1000, "proving": 100, "failed": 5000}
 """When a retry may find the model ready: about the time that each phase takes."""
@@ -20,9 +21,12 @@ class Routing:
         """All served models."""
         return self._by_name.values()
 
-    def route(self, name: str, version: str) -> ServedModel:
-        """The model for a request. Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now."""
-        model = self._named(name)
+    def route(self, name: str, version: str, kind: Kind) -> ServedModel:
+        """The model for a request; without a name, the only one that takes this kind of input.
+
+        Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now.
+        """
+        model = self._named(name) if name else self._only(kind)
         if version and version != model.version:
             raise UnknownVersion(f"version {version[:100]!r} of model {model.name!r} is not served")
         if model.state.phase != "ready":
@@ -31,11 +35,15 @@ class Routing:
             )
         return model
 
+    def _only(self, kind: Kind) -> ServedModel:
+        fitting = [model for model in self._by_name.values() if model.spec.kind == kind]
+        if len(fitting) == 1:
+            return fitting[0]
+        names = ", ".join(model.name for model in fitting or self._by_name.values())
+        many = f"several take {kind}" if fitting else f"none takes {kind}"
+        raise InvalidInput(f"model is empty and of the served models {many}: {names}"[:500])
+
     def _named(self, name: str) -> ServedModel:
-        if not name and len(self._by_name) == 1:
-            return next(iter(self._by_name.values()))
-        if not name:
-            raise InvalidInput(f"model is empty and several are served: {', '.join(self._by_name)}"[:500])
         try:
             return self._by_name[name]
         except KeyError:

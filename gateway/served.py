@@ -1,9 +1,22 @@
 """One served model version, as the gateway knows it."""
 
+from typing import NamedTuple
+
 from gateway.batcher import BatchLimits
 from gateway.state import ModelState
-from shared.pipeline import Options, Pipeline
+from shared.pipeline import Options, Pipeline, RawInput
 from shared.tensors import TensorSpec
+
+
+class SlotSizes(NamedTuple):
+    """Bytes of the arena slots of one item; empty lists where everything is small enough to travel inline."""
+
+    payload: list[int]
+    """Of the encoded input: at most one."""
+    inputs: list[int]
+    """Of the prepared tensors, one per input spec."""
+    outputs: list[int]
+    """Of the tensors that come back, one per output spec."""
 
 
 class ServedModel:
@@ -15,6 +28,8 @@ class ServedModel:
         self.pipeline = pipeline
         self.spec = pipeline.spec
         self.limits = limits
+        self.has_buckets = any(size < 0 for spec in self.spec.inputs for size in spec.shape)
+        """Whether items differ in shape, so that not all may share a batch."""
         self.preparing_rows = 0
         """Rows leased but not yet in the batcher: company that a waiting batch may expect."""
         self.proven_s = float("-inf")
@@ -30,18 +45,27 @@ class ServedModel:
         """The version's content hash, 16 hexadecimal digits."""
         return self.state.version
 
-    def input_slots(self, inline_bytes: int, rows: int) -> list[int]:
-        """Bytes of the arena slots for the prepared tensors of an item; empty when they travel inline."""
-        return _slots(self.spec.inputs, inline_bytes, rows)
+    def slots_for(self, raw: RawInput, inline_bytes: int) -> SlotSizes:
+        """What an item needs in the arena; what is small enough travels inside the messages."""
+        if self.pipeline.passthrough:
+            return SlotSizes(
+                [],
+                _if_large([len(tensor.data) for tensor in raw.tensors], inline_bytes),
+                self._outputs(raw, inline_bytes),
+            )
+        payload = [raw.nbytes] if raw.nbytes > inline_bytes else []
+        return SlotSizes(payload, _of_specs(self.spec.inputs, 1, inline_bytes), self._outputs(raw, inline_bytes))
 
-    def output_slots(self, inline_bytes: int, rows: int) -> list[int]:
-        """The same for the tensors that come back."""
-        return _slots(self.spec.outputs, inline_bytes, rows)
+    def _outputs(self, raw: RawInput, inline_bytes: int) -> list[int]:
+        return _of_specs(self.spec.outputs, raw.rows, inline_bytes)
 
 
-def _slots(specs: tuple[TensorSpec, ...], inline_bytes: int, rows: int) -> list[int]:
+def _of_specs(specs: tuple[TensorSpec, ...], rows: int, inline_bytes: int) -> list[int]:
     sizes = [spec.row_nbytes for spec in specs]
-    if any(size is None for size in sizes):
-        return []  # a free dimension: the size is known only afterwards, so it travels inline
     known = [size * rows for size in sizes if size is not None]
-    return known if any(size > inline_bytes for size in known) else []
+    # with a free dimension the size is known only afterwards, so it travels inline
+    return _if_large(known, inline_bytes) if len(known) == len(sizes) else []
+
+
+def _if_large(sizes: list[int], inline_bytes: int) -> list[int]:
+    return sizes if any(size > inline_bytes for size in sizes) else []

@@ -114,23 +114,27 @@ def models_list(*, config: ConfigOption = None, as_json: JsonOption = False) -> 
 
 @models_app.command("fetch")
 def models_fetch(
-    name: Annotated[str, typer.Argument(help="Which model.")] = "efficientnet-lite0",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Which models; default efficientnet-lite0.")
+    ] = None,
     *,
     photos: Annotated[bool, typer.Option("--photos", help="Also fetch the 20 sample photos.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a known model by name, version and SHA-256, and make it current. Quick when it is there already.
+    """Fetch known models by name, version and SHA-256, and make them current. Quick when they are there already.
 
     Examples:
         headrace models fetch
 
         headrace models fetch efficientnet-lite0 --photos
+
+        headrace models fetch builtin     (identity, identity_bytes, add_sub, simulated_slow)
     """
     from headrace.listing import fetch_with_progress  # noqa: PLC0415 - imports rich
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    fetch_with_progress(name, load(config).settings.repository, photos=photos, as_json=as_json)
+    fetch_with_progress(names or [], load(config).settings.repository, photos=photos, as_json=as_json)
 
 
 @models_app.command("add")

@@ -12,10 +12,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from headrace import zoo
+from headrace import builtin_models, zoo
 from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.mistakes import nearest
-from shared.repository import Meta, Repository, RepositoryError
+from shared.repository import Meta, ModelVersion, Repository, RepositoryError
 from shared.repository_writer import add_version
 from shared.settings_loader import Loaded, variable_of
 
@@ -94,8 +94,9 @@ def print_models(root: Path, *, as_json: bool) -> None:
             console.print(Text("✗ ", style="red") + Text(row.problem))
 
 
-def fetch_with_progress(name: str, root: Path, *, photos: bool, as_json: bool) -> None:
+def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
     """`headrace models fetch`, with what happens shown on stderr."""
+    found: list[ModelVersion] = []
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -108,15 +109,18 @@ def fetch_with_progress(name: str, root: Path, *, photos: bool, as_json: bool) -
         def report(text: str) -> None:
             progress.update(task, description=text)
 
-        version = zoo.fetch(name, root, report)
-        found = zoo.fetch_photos(root, report) if photos else []
+        for name in names or (zoo.DEFAULT_MODEL,):
+            found += builtin_models.fetch(root) if name == builtin_models.NAME else [zoo.fetch(name, root, report)]
+        pictures = zoo.fetch_photos(root, report) if photos else []
     if as_json:
-        print_json({"name": version.name, "version": version.version, "photos": [str(photo.path) for photo in found]})
+        models = [{"name": version.name, "version": version.version} for version in found]
+        print_json({"models": models, "photos": [str(photo.path) for photo in pictures]})
         return
     console = Console()
-    console.print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
-    if found:
-        console.print(f"[green]✓[/] {len(found)} photos in {found[0].path.parent}", highlight=False)
+    for version in found:
+        console.print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
+    if pictures:
+        console.print(f"[green]✓[/] {len(pictures)} photos in {pictures[0].path.parent}", highlight=False)
 
 
 def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_json: bool) -> None:

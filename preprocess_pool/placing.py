@@ -6,7 +6,7 @@ import numpy as np
 
 from shared.arena import AttachedArena
 from shared.results import Result
-from shared.tensors import DTYPES, Array, SlotRef, Tensor, TensorSpec
+from shared.tensors import DTYPES, Array, SlotRef, Tensor, TensorSpec, wire_bytes
 
 
 class Placing:
@@ -45,7 +45,7 @@ class Placing:
     def _place(self, spec: TensorSpec, array: Array, own: Array | None, ref: SlotRef | None) -> Tensor:
         shape = array.shape
         if ref is None or array.nbytes > ref.nbytes:
-            return Tensor(spec.name, spec.datatype, shape, array.tobytes())
+            return Tensor(spec.name, spec.datatype, shape, wire_bytes(array))
         if array is not own:
             np.copyto(self._arena.array(ref, spec.datatype, shape), array)
         return Tensor(spec.name, spec.datatype, shape, ref)

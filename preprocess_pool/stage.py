@@ -24,7 +24,7 @@ from shared.pipeline import Options, Pipeline, RawInput
 from shared.pipeline import Prepared as PreparedInput
 from shared.pipeline_loader import load_pipeline
 from shared.repository import Repository
-from shared.tensors import Array, SlotRef, Tensor, as_array
+from shared.tensors import Array, RawTensor, SlotRef, Tensor, as_array
 
 _NO_CONTEXT = msgspec.msgpack.encode({})
 _encode = msgspec.msgpack.Encoder().encode
@@ -123,7 +123,7 @@ class Stage:
     def _raw(self, job: PrepareJob) -> RawInput:
         payload = job.payload
         data = self._view(payload) if isinstance(payload, SlotRef) else payload
-        return RawInput(kind=job.kind, data=data, tensors=tuple(self._inline(tensor) for tensor in job.tensors))  # type: ignore[arg-type]  # the gateway has checked the kind
+        return RawInput(kind=job.kind, data=data, tensors=tuple(map(self._inline, job.tensors)))  # type: ignore[arg-type]  # the gateway has checked the kind
 
     def _view(self, ref: SlotRef) -> memoryview:
         end = ref.offset + ref.nbytes
@@ -131,8 +131,7 @@ class Stage:
             raise ValueError(f"slot {ref.offset}+{ref.nbytes} is outside the arena")
         return self._arena.memory[ref.offset : end].toreadonly()
 
-    def _inline(self, tensor: Tensor) -> Tensor:
-        """Hooks never see arena addresses: a tensor in a slot is copied out."""
-        if isinstance(tensor.data, SlotRef):
-            return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(self._view(tensor.data)))
-        return tensor
+    def _inline(self, tensor: Tensor) -> RawTensor:
+        """Hooks never see arena addresses, only bytes or a read-only view of them."""
+        data = self._view(tensor.data) if isinstance(tensor.data, SlotRef) else tensor.data
+        return RawTensor(tensor.name, tensor.datatype, tensor.shape, data)

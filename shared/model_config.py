@@ -38,7 +38,7 @@ class ModelConfig(BaseModel):
 
     pipeline: Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=200)]
     """A built-in pipeline by name, or the user's own as `module:Class`."""
-    backend: Literal["torch", "simulated"] = "torch"
+    backend: Literal["torch", "numpy", "simulated"] = "torch"
     network: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)] | None = None
     """Backend torch: `module:factory`, a callable that returns the `nn.Module`; in the model's folder or importable."""
     preprocessing: dict[str, Any] = {}
@@ -51,9 +51,9 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> "ModelConfig":
-        if self.backend == "torch" and self.network is None:
-            raise ValueError("network is required when backend is torch: a `module:factory`")
-        if self.backend != "torch" and self.network is not None:
+        if self.backend != "simulated" and self.network is None:
+            raise ValueError(f"network is required when backend is {self.backend}: a `module:factory`")
+        if self.backend == "simulated" and self.network is not None:
             raise ValueError(f"network is given, but backend {self.backend} runs none: remove one of the two")
         return self
 

@@ -6,6 +6,7 @@ a user's own is named `module:Class` in `model.yaml`, where `module` is a file i
 
 import abc
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -13,7 +14,7 @@ import msgspec
 
 from shared.errors import InvalidOption
 from shared.results import Result
-from shared.tensors import Array, Tensor, TensorSpec
+from shared.tensors import Array, RawTensor, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,17 @@ class RawInput(msgspec.Struct, frozen=True):
     kind: Kind
     data: bytes | memoryview = b""
     """Encoded image or UTF-8 text; may be a view of arena memory, valid until `preprocess` returns."""
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[RawTensor, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the model that this input is: 1, or the first dimension of its tensors."""
+        return self.tensors[0].shape[0] if self.tensors else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes."""
+        return sum(len(tensor.data) for tensor in self.tensors) if self.tensors else len(self.data)
 
 
 class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +89,9 @@ class Pipeline(abc.ABC, Generic[O]):
 
     options_type: ClassVar[type[Options]] = Options
     config_type: ClassVar[type[Config]] = Config
+    passthrough: ClassVar[bool] = False
+    """True when tensors go in and come out as they are: no pool process is asked, the gateway only moves bytes.
+    Such a pipeline implements `arrange`."""
     postprocess_is_trivial: ClassVar[bool] = False
     """True when `postprocess` takes microseconds (no NMS, no decoding): the gateway then runs it inline."""
 
@@ -99,6 +113,25 @@ class Pipeline(abc.ABC, Generic[O]):
         `out` holds one writable array of shape [1, *spec.shape] per input spec without free dimensions (arena memory
         where the tensor is large): write into it and return it. Raises InvalidInput when the input can't be used.
         """
+
+    def arrange(self, raw: RawInput) -> tuple[RawTensor, ...]:
+        """Only for `passthrough`, in the gateway: the input's tensors, checked, in the order of `spec.inputs`.
+
+        Raises InvalidInput naming the tensor. No copy is made.
+        """
+        return raw.tensors
+
+    def bucket(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """What an item's batch-mates must have in common; `shapes` are those of its prepared tensors.
+
+        Default: the sizes of all free dimensions, so that only equal shapes share a batch.
+        """
+        return tuple(
+            size
+            for spec, shape in zip(self.spec.inputs, shapes, strict=True)
+            for want, size in zip(spec.shape, shape[1:], strict=True)
+            if want < 0
+        )
 
     def normalise(self, inputs: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
         """Batch of input tensors on the device → the network's positional arguments, in the worker."""

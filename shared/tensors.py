@@ -6,7 +6,8 @@ Every tensor on the wire has the row count as its first dimension: an image is `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,11 +30,15 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
         "FP16": "<f2",
         "FP32": "<f4",
         "FP64": "<f8",
+        "BF16": "<u2",
+        "BYTES": "O",
     }.items()
 }
-"""Datatype names of the Open Inference Protocol that have a fixed numpy form."""
+"""Datatype names of the Open Inference Protocol → numpy. BF16 is carried as its 16 bits; BYTES as Python bytes."""
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+_LENGTH = 4
+"""Bytes before each BYTES element on the wire: its length, little endian."""
 
 
 def datatype_of(array: Array) -> str:
@@ -60,8 +65,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_nbytes(self) -> int | None:
-        """Bytes of one row; None when a dimension is free."""
-        if any(dim < 0 for dim in self.shape):
+        """Bytes of one row; None when a dimension is free or the elements have no fixed size."""
+        if self.datatype == "BYTES" or any(dim < 0 for dim in self.shape):
             return None
         return math.prod(self.shape) * DTYPES[self.datatype].itemsize
 
@@ -74,6 +79,61 @@ class Tensor(msgspec.Struct, array_like=True):
     shape: tuple[int, ...]
     """First dimension: rows."""
     data: bytes | SlotRef
+
+
+class RawTensor(NamedTuple):
+    """One named tensor as a caller sent it, or as it goes back: bytes in wire form, no numpy yet."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """First dimension: rows."""
+    data: bytes | memoryview
+    """Little endian, row-major; BYTES elements each behind a 4-byte length. May be a view of a received message."""
+
+    def rows(self, first: int, last: int) -> "RawTensor":
+        """Rows `first` to `last` (exclusive), a view without a copy."""
+        if self.datatype == "BYTES":
+            per_row = math.prod(self.shape[1:])
+            start, end = (_offset_of(self.data, row * per_row) for row in (first, last))
+        else:
+            row_nbytes = len(self.data) // self.shape[0]
+            start, end = first * row_nbytes, last * row_nbytes
+        return self._replace(shape=(last - first, *self.shape[1:]), data=memoryview(self.data)[start:end])
+
+
+def _offset_of(data: bytes | memoryview, number: int) -> int:
+    """Where BYTES element `number` begins, its length included."""
+    place = 0
+    for _ in range(number):
+        place += _LENGTH + int.from_bytes(data[place : place + _LENGTH], "little")
+    return place
+
+
+def pack_bytes(elements: Iterable[bytes]) -> bytes:
+    """BYTES elements in wire form."""
+    return b"".join(len(element).to_bytes(_LENGTH, "little") + element for element in elements)
+
+
+def unpack_bytes(data: bytes | memoryview, count: int) -> list[bytes]:
+    """Exactly `count` BYTES elements. Raises ValueError saying at which element the data and its lengths disagree."""
+    view, place = memoryview(data), 0
+    found: list[bytes] = []
+    for number in range(count):
+        end = place + _LENGTH
+        length = int.from_bytes(view[place:end], "little")
+        if end > len(view) or end + length > len(view):
+            raise ValueError(f"element {number} of {count} ends behind the {len(view)} bytes of data")
+        found.append(bytes(view[end : end + length]))
+        place = end + length
+    if place != len(view):
+        raise ValueError(f"{len(view) - place} bytes follow the last of {count} elements")
+    return found
+
+
+def wire_bytes(array: Array) -> bytes:
+    """An array's bytes in wire form (one copy)."""
+    return pack_bytes(array.ravel().tolist()) if array.dtype == object else array.tobytes()
 
 
 def nbytes_of(datatype: str, shape: Sequence[int]) -> int:
@@ -93,6 +153,10 @@ def as_array(tensor: Tensor, arena: memoryview | None) -> Array:
         buffer = arena[tensor.data.offset : tensor.data.offset + tensor.data.nbytes]
     else:
         buffer = tensor.data
+    if tensor.datatype == "BYTES":
+        elements = np.empty(math.prod(tensor.shape), object)
+        elements[:] = unpack_bytes(buffer, math.prod(tensor.shape))
+        return elements.reshape(tensor.shape)
     expected = nbytes_of(tensor.datatype, tensor.shape)
     if len(buffer) < expected:
         raise ValueError(f"tensor {tensor.name} needs {expected} bytes, has {len(buffer)}")

@@ -17,7 +17,7 @@ from shared.clock import Clock
 from shared.errors import Code, InternalFault
 from shared.logs import get_logger
 from shared.messages import BatchDone, BatchItem, Failure, ItemAnswer, RunBatch
-from shared.tensors import Array, SlotRef, Tensor, TensorSpec, as_array, datatype_of
+from shared.tensors import DTYPES, Array, SlotRef, Tensor, TensorSpec, as_array, wire_bytes
 from workers.backends.base import DeviceLost, Forward, Mask, OutOfMemory, Precision
 from workers.model_pool import LoadedVersion
 
@@ -182,13 +182,14 @@ class _Batch:
 
     def _tensor(self, item: BatchItem, number: int, output: Array) -> Tensor:
         """The rows of one output where the gateway wants them: copied, since the next pass overwrites them."""
-        datatype, shape = datatype_of(output), output.shape
-        spec = self._loaded.spec.outputs[number]
+        spec, shape = self._loaded.spec.outputs[number], output.shape
+        if output.dtype != DTYPES[spec.datatype]:
+            raise ValueError(f"output {spec.name} is {output.dtype}, declared {spec.datatype}")
         if not item.slots:
-            return Tensor(spec.name, datatype, shape, output.tobytes())
+            return Tensor(spec.name, spec.datatype, shape, wire_bytes(output))
         slot = item.slots[number] if number < len(item.slots) else SlotRef(0, 0)
-        self._arena.array(slot, datatype, shape)[...] = output
-        return Tensor(spec.name, datatype, shape, slot)
+        self._arena.array(slot, spec.datatype, shape)[...] = output
+        return Tensor(spec.name, spec.datatype, shape, slot)
 
     def _fail(self, item: BatchItem, code: Code, text: str) -> None:
         self._answers[item.item] = ItemAnswer(item.item, failure=Failure(code, text, STAGE))

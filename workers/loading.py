@@ -11,7 +11,7 @@ from shared.pipeline import Pipeline
 from shared.pipeline_loader import load_pipeline
 from shared.repository import ModelVersion, Repository
 from shared.settings import Settings
-from workers.backends import examples, simulated
+from workers.backends import examples, numpy_backend, simulated
 from workers.backends.base import Device, LoadFailed, OutOfMemory, Runner
 from workers.model_pool import Key, LoadedVersion
 from workers.precision import choose
@@ -62,6 +62,8 @@ class Loader:
     def _runner(self, version: ModelVersion, pipeline: Pipeline[Any]) -> Runner:
         if version.config.backend == "simulated":
             return simulated.load(version, pipeline.spec)
+        if version.config.backend == "numpy":
+            return numpy_backend.load(version, pipeline.spec)
         # Not at the top: a worker with simulated models only must start without torch.
         from workers.backends import torch_backend, torch_device  # noqa: PLC0415
 
@@ -119,5 +121,5 @@ def needs_torch(settings: Settings) -> bool:
     with contextlib.suppress(StartupError, HeadraceError):
         repository = Repository(settings.repository)
         names = settings.models or repository.names()
-        return not names or any(repository.open(name).config.backend != "simulated" for name in names)
+        return not names or any(repository.open(name).config.backend == "torch" for name in names)
     return True

@@ -11,12 +11,14 @@ from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import InvalidInput, TooLarge, UnknownVersion
 from shared.pipeline import RawInput
 from shared.settings import AdmissionSettings
-from shared.tensors import DTYPES, Tensor
+from shared.tensors import DTYPES, RawTensor, unpack_bytes
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
 _PRINTABLE = re.compile(r"[ -~]{0,128}")
 
+_LENGTH = 4
+"""Bytes of the length before each BYTES element."""
 MAX_TENSORS = 64
 """Tensors of one input; no model of ours takes more, and each costs the gateway time."""
 MAX_RANK = 16
@@ -95,7 +97,7 @@ def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
     if not 1 <= count <= MAX_TENSORS:
         raise InvalidInput(f"inputs[{index}].tensors has {count} tensors; an input has 1..{MAX_TENSORS}")
     names: set[str] = set()
-    tensors: list[Tensor] = []
+    tensors: list[RawTensor] = []
     nbytes = 0
     for number, one in enumerate(given.tensors):
         tensor, size = _tensor(one, f"inputs[{index}].tensors[{number}]")
@@ -107,7 +109,7 @@ def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
     return RawInput(kind="tensors", tensors=tuple(tensors)), nbytes
 
 
-def _tensor(given: pb.Tensor, where: str) -> tuple[Tensor, int]:
+def _tensor(given: pb.Tensor, where: str) -> tuple[RawTensor, int]:
     if not _MODEL.fullmatch(given.name):
         raise InvalidInput(
             f"{where}.name is {shown(given.name)}: a name has 1..128 characters of A-Z a-z 0-9 . _ - "
@@ -122,7 +124,22 @@ def _tensor(given: pb.Tensor, where: str) -> tuple[Tensor, int]:
     if min(shape) < 0:
         raise InvalidInput(f"{where}.shape is {list(shape)}; no dimension may be negative")
     data = given.data
+    if given.datatype == "BYTES":
+        return _bytes_tensor(given, shape, where), len(data)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise InvalidInput(f"{where}.data has {len(data)} bytes; {given.datatype} {list(shape)} needs {expected}")
-    return Tensor(name=given.name, datatype=given.datatype, shape=shape, data=data), len(data)
+    return RawTensor(given.name, given.datatype, shape, data), len(data)
+
+
+def _bytes_tensor(given: pb.Tensor, shape: tuple[int, ...], where: str) -> RawTensor:
+    count = math.prod(shape)
+    if count * _LENGTH > len(given.data):  # before anything of that size is built
+        raise InvalidInput(
+            f"{where}.data has {len(given.data)} bytes; BYTES {list(shape)} needs {count * _LENGTH} or more"
+        )
+    try:
+        unpack_bytes(given.data, count)
+    except ValueError as error:
+        raise InvalidInput(f"{where}.data: {error}") from None
+    return RawTensor(given.name, "BYTES", shape, given.data)

@@ -19,6 +19,8 @@ def rows(specs: Sequence[TensorSpec], count: int) -> list[Array]:
 def _row(spec: TensorSpec, count: int, generator: np.random.Generator) -> Array:
     shape = (count, *(FREE_DIMENSION if size < 0 else size for size in spec.shape))
     dtype = DTYPES[spec.datatype]
+    if dtype.kind == "O":
+        return np.full(shape, b"example", object)
     if dtype.kind == "f":
         return generator.random(shape, np.float32).astype(dtype)
     highest = 2 if dtype.kind == "b" else min(256, 2 ** (8 * dtype.itemsize - (dtype.kind == "i")))

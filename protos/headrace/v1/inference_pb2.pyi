@@ -36,7 +36,7 @@ class PredictRequest(_message.Message):
     PARTIAL_RESULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model: 1..128 characters of A-Z a-z 0-9 . _ -, first one a letter or digit.
-    Empty: the only served model, if there is exactly one.
+    Empty: the only served model that takes this kind of input, if there is exactly one.
     """
     version: _builtins.str
     """Content hash of a version: 16 lower-case hexadecimal digits. Empty: the current version."""
@@ -116,7 +116,7 @@ class Options(_message.Message):
 
     TOP_K_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """Classification: how many classes to answer, 1..100, at most the model's classes."""
+    """Classification: how many classes to answer, 1 or more, at most `preprocessing.max_top_k` of model.yaml."""
     def __init__(
         self,
         *,
@@ -494,12 +494,14 @@ class Tensor(_message.Message):
     name: _builtins.str
     """Name that the model declares."""
     datatype: _builtins.str
-    """BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32 or FP64."""
+    """BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64 or BYTES."""
     data: _builtins.bytes
-    """Little endian, row-major, without padding; its length is the product of the shape times the element size."""
+    """Little endian, row-major, without padding; its length is the product of the shape times the element size.
+    BYTES: each element behind its length, 4 bytes little endian.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """All dimensions, the first one rows; each 0 or more."""
+        """All dimensions, the first one rows, 1 or more; the others 0 or more."""
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from shared.arena import Arena
 from shared.clock import FOREVER_S
 from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost
 from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed, RunBatch
+from shared.pipeline import RawInput
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
 from tests.support.gateway_parts import FakeRouter, connect_worker, done, served, welcome
@@ -42,7 +43,7 @@ class Bench:
             self.dispatch.configure(model)
 
     async def lease(self, model: ServedModel, *, prepared: bool = True) -> Lease:
-        lease = await self.leases.acquire(model, 0, 1)
+        lease = await self.leases.acquire(model, RawInput(kind="text"))
         if prepared:
             lease.prepared()
         return lease

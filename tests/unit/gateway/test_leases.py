@@ -6,9 +6,14 @@ import pytest
 from gateway.leases import Lease, Leases
 from shared.arena import Arena
 from shared.errors import TooLarge
+from shared.pipeline import RawInput
 from tests.support.gateway_parts import served
 
 INLINE = 1024
+
+
+def text(nbytes: int) -> RawInput:
+    return RawInput(kind="text", data=bytes(nbytes))
 
 
 @pytest.fixture
@@ -23,14 +28,14 @@ def leases_of(arena: Arena, batches_ahead: int = 2) -> Leases:
 
 
 async def test_small_payloads_take_no_slot(arena: Arena) -> None:
-    with await leases_of(arena).acquire(served(), INLINE, 1) as lease:
+    with await leases_of(arena).acquire(served(), text(INLINE)) as lease:
         assert lease.payload is None
         assert lease.inputs == lease.outputs == []
         assert arena.stats().leased_bytes == 0
 
 
 async def test_large_ones_take_slots_for_payload_inputs_and_outputs(arena: Arena) -> None:
-    with await leases_of(arena).acquire(served(nbytes=5000), INLINE + 1, 1) as lease:
+    with await leases_of(arena).acquire(served(nbytes=5000), text(INLINE + 1)) as lease:
         assert lease.payload is not None
         assert [slot.ref.nbytes for slot in (*lease.inputs, *lease.outputs)] == [5000, 5000]
         lease.prepared()
@@ -40,8 +45,8 @@ async def test_large_ones_take_slots_for_payload_inputs_and_outputs(arena: Arena
 
 async def test_the_window_bounds_what_is_decoded_ahead(arena: Arena) -> None:
     leases, model = leases_of(arena, batches_ahead=2), served(max_rows=4)
-    held = [await leases.acquire(model, 0, 1) for _ in range(8)]
-    waiting = asyncio.ensure_future(leases.acquire(model, 0, 1))
+    held = [await leases.acquire(model, text(0)) for _ in range(8)]
+    waiting = asyncio.ensure_future(leases.acquire(model, text(0)))
     await asyncio.sleep(0)
     assert not waiting.done()
     assert leases.waiting_items() == 1
@@ -52,17 +57,17 @@ async def test_the_window_bounds_what_is_decoded_ahead(arena: Arena) -> None:
 async def test_a_full_window_of_one_model_holds_up_no_other(arena: Arena) -> None:
     leases, slow, fast = leases_of(arena, batches_ahead=1), served(1, max_rows=2), served(2, name="fast")
     for _ in range(2):
-        await leases.acquire(slow, 0, 1)
-    waiting = asyncio.ensure_future(leases.acquire(slow, 0, 1))
+        await leases.acquire(slow, text(0))
+    waiting = asyncio.ensure_future(leases.acquire(slow, text(0)))
     await asyncio.sleep(0)
-    assert isinstance(await leases.acquire(fast, 0, 1), Lease)
+    assert isinstance(await leases.acquire(fast, text(0)), Lease)
     waiting.cancel()
 
 
 async def test_first_come_first_served_and_the_departed_are_skipped(arena: Arena) -> None:
     leases, model = leases_of(arena, batches_ahead=1), served(max_rows=2)
-    held = [await leases.acquire(model, 0, 1) for _ in range(2)]
-    first, second, third = (asyncio.ensure_future(leases.acquire(model, 0, 1)) for _ in range(3))
+    held = [await leases.acquire(model, text(0)) for _ in range(2)]
+    first, second, third = (asyncio.ensure_future(leases.acquire(model, text(0))) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
     held[0].__exit__(None, None, None)
@@ -74,8 +79,8 @@ async def test_first_come_first_served_and_the_departed_are_skipped(arena: Arena
 
 async def test_served_and_cancelled_in_the_same_turn_gives_everything_back(arena: Arena) -> None:
     leases, model = leases_of(arena, batches_ahead=1), served(max_rows=2, nbytes=5000)
-    held = [await leases.acquire(model, 0, 1) for _ in range(2)]
-    waiting = asyncio.ensure_future(leases.acquire(model, 0, 1))
+    held = [await leases.acquire(model, text(0)) for _ in range(2)]
+    waiting = asyncio.ensure_future(leases.acquire(model, text(0)))
     await asyncio.sleep(0)
     held[0].__exit__(None, None, None)  # serves the waiter …
     waiting.cancel()  # … which is cancelled before it wakes up
@@ -83,14 +88,14 @@ async def test_served_and_cancelled_in_the_same_turn_gives_everything_back(arena
         await waiting
     held[1].__exit__(None, None, None)
     assert arena.stats().leased_bytes == 0
-    assert [await leases.acquire(model, 0, 1) for _ in range(2)]  # the window is whole again
+    assert [await leases.acquire(model, text(0)) for _ in range(2)]  # the window is whole again
 
 
 async def test_a_full_arena_makes_wait_and_a_returning_slot_serves(arena: Arena) -> None:
     leases = leases_of(arena, batches_ahead=100)
     big = served(nbytes=400_000)
-    first = await leases.acquire(big, 0, 1)
-    waiting = asyncio.ensure_future(leases.acquire(big, 0, 1))
+    first = await leases.acquire(big, text(0))
+    waiting = asyncio.ensure_future(leases.acquire(big, text(0)))
     await asyncio.sleep(0)
     assert not waiting.done()
     first.__exit__(None, None, None)
@@ -99,18 +104,18 @@ async def test_a_full_arena_makes_wait_and_a_returning_slot_serves(arena: Arena)
 
 async def test_what_never_fits_is_refused_naming_the_setting(arena: Arena) -> None:
     with pytest.raises(TooLarge, match=r"arena\.budget_bytes"):
-        await leases_of(arena).acquire(served(), 2 << 20, 1)
+        await leases_of(arena).acquire(served(), text(2 << 20))
 
 
 async def test_rows_that_are_being_prepared_are_expected(arena: Arena) -> None:
     leases, model = leases_of(arena), served()
     told: list[int] = []
     leases.nobody_comes = lambda: told.append(model.preparing_rows)
-    with await leases.acquire(model, 0, 1) as lease:
+    with await leases.acquire(model, text(0)) as lease:
         assert model.preparing_rows == 1
         lease.prepared()
         assert model.preparing_rows == 0
     assert told == []
-    with await leases.acquire(model, 0, 1):
+    with await leases.acquire(model, text(0)):
         pass  # failed before it was prepared: a waiting batch need not expect it any more
     assert told == [0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import zoo
+from headrace import builtin_models, zoo
 from headrace.zoo import MODELS, Package, Photo, ZooModel, cache_of, download, fetch, fetch_photos
 from shared.errors import ExitCode, StartupError
 from shared.repository import Repository, RepositoryError
@@ -193,3 +193,12 @@ def test_the_committed_model_yaml_is_the_one_that_fetch_writes() -> None:
 def test_importing_the_zoo_loads_no_torch() -> None:
     code = "import sys, headrace.zoo; sys.exit('torch' in sys.modules or 'grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_built_in_models_are_those_that_are_committed(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent.parent.parent / "models"
+    for name, text in builtin_models.CONFIGS.items():
+        assert (root / name / "model.yaml").read_text() == text
+    versions = builtin_models.fetch(tmp_path)
+    assert [version.version for version in builtin_models.fetch(tmp_path)] == [v.version for v in versions]
+    assert {version.name for version in versions} == set(builtin_models.CONFIGS)

@@ -20,7 +20,7 @@ from tests.support.worker_parts import (
     item,
     loaded,
 )
-from workers.backends.base import DeviceLost
+from workers.backends.base import DeviceLost, Precision
 from workers.engine import refuse_all, run_batch
 from workers.model_pool import LoadedVersion
 from workers.precision import LIMIT_ROWS
@@ -167,8 +167,9 @@ def test_only_the_item_that_overflows_in_fp16_runs_again_in_fp32(arena: TwoSided
 
 
 def test_what_is_not_finite_in_fp32_either_is_refused_alone(arena: TwoSidedArena) -> None:
-    for precision in ("fp16", "fp32"):
-        runner = FakeRunner(precision)  # type: ignore[arg-type]  # one of the two
+    precisions: tuple[Precision, ...] = ("fp16", "fp32")
+    for precision in precisions:
+        runner = FakeRunner(precision)
         done = run(batch(item(1, 1), item(2, 1, NEVER_FINITE), item(3, 3)), loaded(runner), arena)
         assert codes(done) == {1: None, 2: Code.NONFINITE_OUTPUT, 3: None}
         assert done.answers[1].failure is not None

@@ -22,9 +22,10 @@ from shared.messages import (
 )
 from shared.transport import FrameTooBig, PeerLost
 from tests.support.worker_parts import FakeRunner, TwoSidedArena, batch, item, loaded
-from workers.backends.base import Forward, Inputs, Precision
+from workers.backends.base import Forward, Precision
 from workers.model_pool import Key, LoadedVersion
 from workers.session import Session
+from workers.staging import Inputs
 
 VERSION = "0" * 16
 
@@ -107,7 +108,7 @@ def arena() -> Iterator[TwoSidedArena]:
 
 def serve(arena: TwoSidedArena, dealer: Dealer, pool: Pool | None = None, stop: "NoStop | None" = None) -> Session:
     session = Session(Greeting(dealer), dealer, arena.attached, pool or Pool(loaded(FakeRunner())), lambda: 0.0)  # type: ignore[arg-type]  # fakes
-    session.serve(stop or NoStop(), os.getpid())
+    session.serve(stop or NoStop(), os.getpid())  # type: ignore[arg-type]  # a fake
     return session
 
 
@@ -158,7 +159,7 @@ def test_a_batch_for_an_unknown_model_is_answered(arena: TwoSidedArena) -> None:
 
 def test_a_cancellation_overtakes_batches_that_wait(arena: TwoSidedArena) -> None:
     runner = FakeRunner()
-    messages = [batch(item(1, 1), number=1), batch(item(2, 2), item(3, 3), number=2), CancelItems([2])]
+    messages: list[ToWorker] = [batch(item(1, 1), number=1), batch(item(2, 2), item(3, 3), number=2), CancelItems([2])]
     dealer = Dealer([LOAD], messages, [], [])
     serve(arena, dealer, Pool(loaded(runner)))
     assert [codes(done) for done in dealer.sent[2:]] == [{1: None}, {2: Code.CANCELLED, 3: None}]

@@ -1,0 +1,30 @@
+from gateway.request import StageTimes
+from gateway.statistics import Statistics
+from shared.errors import Code
+
+
+def test_the_stage_counts_equal_success() -> None:
+    model = Statistics().of("words")
+    times = StageTimes(admit_s=1e-6, wait_s=2e-6, batch_s=3e-6, prepare_s=4e-6, copy_s=5e-6, run_s=6e-6, finish_s=7e-6)
+    model.succeeded(3e-5, times, rows=5)
+    model.succeeded(3e-5, times, rows=2)
+    counts = {stage.count for stage in (model.queue, model.compute_input, model.compute_infer, model.compute_output)}
+    assert counts == {model.success.count} == {2}
+    assert (model.queue.ns, model.compute_input.ns, model.compute_infer.ns) == (12000, 18000, 12000)
+    assert model.inference_count == 7
+    assert model.last_inference_ms > 0
+
+
+def test_failures_by_reason_and_batches_by_size() -> None:
+    statistics = Statistics()
+    model = statistics.of("words")
+    model.failed(Code.INVALID_INPUT, 1e-6)
+    model.failed(Code.INVALID_INPUT, 1e-6)
+    model.failed(Code.OVERLOADED, 1e-6)
+    model.ran(4, 1e-6, 2e-6)
+    model.ran(4, 1e-6, 2e-6)
+    assert {code: duration.count for code, duration in model.fail.items()} == {"invalid_input": 2, "overloaded": 1}
+    assert model.execution_count == model.batches[4].count == 2
+    assert model.batches[4].infer_ns == 4000
+    assert statistics.of("words") is model
+    assert model.success.count == 0
