@@ -12,7 +12,7 @@ TESTS ?= tests
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PROTOS := $(wildcard protos/*/*/*.proto)
+PROTOS := $(wildcard protos/*/*.proto protos/*/*/*.proto)
 # The package under protos/ (not the file) is the unit: all stubs of all .proto files are made in one call.
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m grpc_tools.protoc -I.
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt

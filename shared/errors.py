@@ -17,6 +17,8 @@ class Code(enum.StrEnum):
     TOO_LARGE = "too_large"
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_VERSION = "unknown_version"
+    UNKNOWN_REGION = "unknown_region"
+    UNSUPPORTED = "unsupported"
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
@@ -75,6 +77,18 @@ class UnknownVersion(CallerFault):
     """The model has no such version."""
 
     code = Code.UNKNOWN_VERSION
+
+
+class UnknownRegion(CallerFault):
+    """No shared memory region of that name is registered, or its object does not exist."""
+
+    code = Code.UNKNOWN_REGION
+
+
+class Unsupported(CallerFault):
+    """The method or extension exists, but the settings switch it off."""
+
+    code = Code.UNSUPPORTED
 
 
 class ModelDisabled(CallerFault):

@@ -1,0 +1,95 @@
+"""One inference request of the protocol, whichever codec it came through: checks → flow → output tensors."""
+
+import re
+from contextlib import ExitStack
+
+from gateway.api.native import Answers
+from gateway.api.open_inference import inputs, outputs, parameters
+from gateway.api.open_inference.model import InferInput, InferOutput, InferRequest, InferResponse
+from gateway.api.open_inference.models import Models, ModelView, Served, find, view_of
+from gateway.api.open_inference.shared_memory import REGION, Place, SharedMemory
+from gateway.api.parse import shown
+from gateway.request import Request, StageTimes
+from shared.errors import DeadlineExceeded, InvalidInput
+from shared.settings import Settings
+
+_LOGGABLE = re.compile(r"[ -~]{1,128}")
+
+
+def log_id(given: str, made: str) -> str:
+    """The id for our logs and trailing metadata: the caller's own when it can stand there, else `made`.
+
+    The protocol's id may be any text of any length, and comes back in the answer as it is in either case.
+    """
+    return given if _LOGGABLE.fullmatch(given) else made
+
+
+class Infer:
+    """What `ModelInfer`, `ModelStreamInfer` and REST's `infer` share. Event loop only."""
+
+    def __init__(self, flow: Answers, models: Models, settings: Settings) -> None:
+        self._flow = flow
+        self._models = models
+        self._limits = settings.admission
+        self.memory = SharedMemory(settings.gateway.system_shared_memory_prefix, settings.gateway.max_message_bytes)
+
+    async def infer(self, request: InferRequest, request_id: str, times: StageTimes) -> InferResponse:
+        """Answer one request within its deadline. Raises HeadraceError; cancelling drops all of its work.
+
+        `request_id` is for our logs (`log_id`); `times` is filled on the way, also when the request fails.
+        """
+        model = find(self._models, request.model, request.version)
+        view = view_of(model)
+        with ExitStack() as places:
+            ready = self._request(model, view, request, places)
+            targets = self._targets(request, places)
+            ready.request_id, ready.times = request_id, times
+            answer = await self._flow.answer(ready)
+            found = outputs.selected(model, answer, request.outputs)
+            written = [_written(output, targets.get(output.name)) for output in found]
+        return InferResponse(model.name, answer.version, request.id, written, times.server_timing())
+
+    def _request(self, model: Served, view: ModelView, request: InferRequest, places: ExitStack) -> Request:
+        """Every check that needs no work of others; what is refused here has cost nothing but its message."""
+        parameters.check(request.parameters)
+        deadline_s = parameters.deadline_s(request)
+        if deadline_s <= request.arrived_s:
+            raise DeadlineExceeded("the request's deadline had passed when it arrived")
+        outputs.check_asked(model, view, request.outputs)
+
+        def data_of(where: str, given: InferInput, fixed: int | None) -> bytes | memoryview:
+            if REGION not in given.parameters:
+                return given.data
+            place = places.enter_context(self.memory.place(where, given.parameters))
+            if fixed is not None and place.nbytes != fixed:
+                raise InvalidInput(f"{where} has {place.nbytes} bytes in shared memory; its shape needs {fixed}")
+            return place.read()
+
+        raw = inputs.raw_inputs(model, view, request, self._limits, data_of)
+        return Request(
+            model=model.name,
+            version=request.version,
+            request_id="",
+            inputs=raw,
+            options=dict(parameters.options(request.parameters, model.pipeline.options_type)),
+            deadline_s=deadline_s,
+            arrived_s=request.arrived_s,
+            nbytes=sum(one.nbytes for one in raw),
+        )
+
+    def _targets(self, request: InferRequest, places: ExitStack) -> dict[str, Place]:
+        """Outputs that go to shared memory; their regions stay open until the answer is written."""
+        return {
+            wanted.name: places.enter_context(
+                self.memory.place(f"output {shown(wanted.name)}", wanted.parameters),
+            )
+            for wanted in request.outputs
+            if REGION in wanted.parameters
+        }
+
+
+def _written(output: InferOutput, target: Place | None) -> InferOutput:
+    if target is None:
+        return output
+    target.write(output.data)
+    return output._replace(data=b"")

@@ -1,0 +1,103 @@
+"""How a served model looks through the protocol: names, datatypes and shapes of what it takes and gives."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from gateway.api.parse import shown
+from gateway.state import ModelState
+from shared.errors import InvalidInput, UnknownModel, UnknownVersion
+from shared.pipeline import Options, Pipeline, PipelineSpec
+from shared.tensors import TensorSpec
+
+
+class Limits(Protocol):
+    """`gateway.batcher.BatchLimits`, as far as it is shown."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest batch."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long a row may wait for company."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Allowed batch sizes."""
+
+
+class Served(Protocol):
+    """`gateway.served.ServedModel`, which the edge must not import: the batcher stands behind it."""
+
+    state: ModelState
+    spec: PipelineSpec
+    pipeline: Pipeline[Options]
+
+    @property
+    def limits(self) -> Limits:
+        """How it is batched."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def version(self) -> str:
+        """The version's content hash."""
+
+
+class Models(Protocol):
+    """`gateway.routing.Routing`."""
+
+    def models(self) -> Iterable[Served]:
+        """All served models."""
+
+
+class ModelView(NamedTuple):
+    """Names, datatypes and per-row shapes (-1 is free) at the protocol's side of the pipeline."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+SCORES, CLASSES, LABELS = "scores", "classes", "labels"
+
+_CLASSIFICATION = (
+    TensorSpec(name=SCORES, datatype="FP32", shape=(-1,)),
+    TensorSpec(name=CLASSES, datatype="INT32", shape=(-1,)),
+    TensorSpec(name=LABELS, datatype="BYTES", shape=(-1,)),
+)
+"""Best first; how many a request says with its `top_k` parameter."""
+
+
+def view_of(model: Served) -> ModelView:
+    """What to declare. An encoded image or text is one BYTES element a row."""
+    spec = model.spec
+    if spec.kind == "tensors":
+        return ModelView(spec.inputs, spec.outputs)
+    inputs = (TensorSpec(name=spec.kind, datatype="BYTES", shape=(1,)),)
+    classifies = {output.name for output in spec.outputs} == {SCORES, CLASSES}
+    return ModelView(inputs, _CLASSIFICATION if classifies else spec.outputs)
+
+
+def find(models: Models, name: str, version: str) -> Served:
+    """The served model of that name, ready or not. Raises UnknownModel, UnknownVersion, InvalidInput (no version)."""
+    named = [model for model in models.models() if model.name == name]
+    if not named:
+        raise UnknownModel(f"model {shown(name)} is not served" if name else "the request names no model")
+    if not version:
+        return named[0]
+    for model in named:
+        if model.version == version:
+            return model
+    if not _is_version(version):
+        raise InvalidInput(
+            f"version is {shown(version)}: a version of model {shown(name)} is 16 lower-case hexadecimal digits"
+        )
+    raise UnknownVersion(f"version {shown(version)} of model {shown(name)} is not served")
+
+
+def _is_version(text: str) -> bool:
+    """A version that might exist somewhere: ours, or a small number as other servers have them."""
+    digits = "0123456789abcdef" if len(text) == 16 else "0123456789"
+    return len(text) <= 16 and all(character in digits for character in text)

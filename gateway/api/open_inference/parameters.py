@@ -1,0 +1,65 @@
+"""Parameters of a request: the protocol's reserved ones, the pipeline's options by name; others are ignored."""
+
+import functools
+
+import msgspec
+
+from gateway.api.open_inference.model import InferRequest, Parameters
+from gateway.api.parse import shown
+from shared.errors import InvalidInput
+from shared.pipeline import Options
+
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+"""perf_analyzer sends it with every stream request; our streams have one answer a request, so it changes nothing."""
+
+_RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
+    "timeout": ((int,), "a whole number of microseconds, 0 or more"),
+    "priority": ((int,), "a whole number, 0 or more"),
+    "sequence_id": ((int, str), "a whole number, 0 or more, or a text"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    _EMPTY_FINAL: ((bool,), "a boolean"),
+}
+
+
+def check(parameters: Parameters) -> None:
+    """Raises InvalidInput for a reserved parameter of the wrong type or range, and for unknown `triton_…` ones."""
+    for name, value in parameters.items():
+        reserved = _RESERVED.get(name)
+        if reserved is None:
+            if name.startswith("triton_"):
+                raise InvalidInput(f"parameter {shown(name)} is reserved and unknown to this server")
+            continue
+        types, text = reserved
+        if type(value) not in types or (type(value) is int and value < 0):
+            raise InvalidInput(f"parameter {shown(name)} is {shown(str(value))}; it takes {text}")
+
+
+def deadline_s(request: InferRequest) -> float:
+    """The transport's deadline or the request's own `timeout`, whichever ends first; absolute, monotonic."""
+    timeout_us = request.parameters.get("timeout")
+    if not timeout_us or not isinstance(timeout_us, int):
+        return request.deadline_s
+    return min(request.deadline_s, request.arrived_s + timeout_us / 1e6)
+
+
+@functools.lru_cache(maxsize=256)
+def _option_names(options: type[Options]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(options))
+
+
+def options(parameters: Parameters, options_type: type[Options]) -> Parameters:
+    """The parameters that are options of the model's pipeline; it checks their values itself."""
+    if not parameters:
+        return {}
+    known = _option_names(options_type)
+    return {name: value for name, value in parameters.items() if name in known}
+
+
+def whole_number(where: str, parameters: Parameters, name: str, default: int | None) -> int:
+    """A non-negative integer of a tensor's parameters. Raises InvalidInput; without a default it is required."""
+    value = parameters.get(name, default)
+    if type(value) is not int or value < 0:
+        given = "is missing" if value is None else f"is {shown(str(value))}"
+        raise InvalidInput(f"{where}: parameter {name} {given}; it takes a whole number, 0 or more")
+    return value
