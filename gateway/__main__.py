@@ -23,6 +23,7 @@ from gateway.flow import Flow
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
+from gateway.model_control import ModelControl
 from gateway.pool_client import PoolClient
 from gateway.pool_processes import PoolProcesses
 from gateway.readiness import Readiness
@@ -34,7 +35,7 @@ from shared.arena import Arena
 from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, raise_file_limit, run_main
 from shared.errors import ExitCode
 from shared.handover import Welcomer
-from shared.messages import PROTOCOL_VERSION, FromWorker, LoadModel, OpenPipeline, ToWorker, Welcome
+from shared.messages import PROTOCOL_VERSION, FromWorker, ToWorker, Welcome
 from shared.runtime_dir import RuntimeDir
 from shared.settings import Settings
 from shared.transport import Router
@@ -78,10 +79,10 @@ class Gateway:
         describe.pool = self.pool
         export(self.metrics, describe)
         self.metrics.registry.register(self.outcomes)
+        self.control = ModelControl(settings, routing, self.dispatch, self.pool, self.workers)
+        self.control.connect(self.readiness)
         for model in models:
-            self.dispatch.configure(model)
-            self.pool.open(OpenPipeline(model.number, model.name, model.version))
-            self.workers.serve(LoadModel(model.number, model.name, model.version))
+            self.control.serve(model)
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
         """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs."""

@@ -20,14 +20,19 @@ def served_models(settings: Settings) -> list[ServedModel]:
             f"no model in repository {settings.repository} has a version; "
             "fetch the default one: headrace models fetch efficientnet-lite0",
         )
-    return [_served(repository, settings, number, name) for number, name in enumerate(names, start=1)]
+    return [_at_start(repository, settings, number, name) for number, name in enumerate(names, start=1)]
 
 
-def _served(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:
+def _at_start(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:
     try:
-        version = repository.open(name)
+        return served_model(repository, settings, number, name)
     except HeadraceError as error:
         raise StartupError(ExitCode.MODEL_LOAD, error.text) from error
+
+
+def served_model(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:
+    """One model at its current version. Raises UnknownModel, UnknownVersion, StartupError."""
+    version = repository.open(name)
     batching = version.batching(settings.batching)
     limits = BatchLimits(batching.max_rows, batching.max_wait_ms / 1000, tuple(batching.sizes))
     state = ModelState(version.name, version.version, "no_worker", NO_WORKER)

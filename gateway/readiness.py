@@ -54,7 +54,7 @@ class Readiness:
         if self._draining:
             return "the server is stopping"
         for state in self.models():
-            if state.phase != "ready":
+            if state.phase not in {"ready", "unloaded"}:
                 return f"model {state.name!r} is not ready: {state.reason}"
         return None
 
@@ -66,6 +66,10 @@ class Readiness:
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change."""
         self._changed.append(changed)
+
+    def unsubscribe(self, changed: Callable[[], None]) -> None:
+        """The other end of `subscribe`."""
+        self._changed.remove(changed)
 
     # ------------------------------------------------------------ events
 
@@ -89,14 +93,14 @@ class Readiness:
         """Loading starts."""
         self._workers[worker.identity] = set()
         for model in self._routing.models():
-            if not self._loaded_somewhere(model):
-                self._set(model, "loading", "a worker is loading it")
+            if model.state.phase != "unloaded" and not self._loaded_somewhere(model):
+                self._set(model, "loading", _LOADING)
 
     def model_loaded(self, worker: Worker, message: ModelLoaded) -> None:
         """Loaded and warm; not ready before a batch has come back."""
         self._workers.setdefault(worker.identity, set()).add(message.model)
         model = self._model(message.model)
-        if model is None:
+        if model is None or model.state.phase == "unloaded":
             return
         model.state.precision = message.precision
         model.state.memory_bytes = message.memory_bytes
@@ -118,9 +122,20 @@ class Readiness:
         """Models that no other worker has are not ready."""
         self._workers.pop(worker.identity, None)
         for model in self._routing.models():
-            if not self._loaded_somewhere(model):
+            if model.state.phase != "unloaded" and not self._loaded_somewhere(model):
                 others = bool(self._workers)
                 self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
+
+    def unloaded(self, model: ServedModel) -> None:
+        """The model was taken out of service by request; that does not make the server not ready."""
+        for loaded in self._workers.values():
+            loaded.discard(model.number)
+        self._set(model, "unloaded", "it was unloaded by request")
+
+    def wanted(self, model: ServedModel) -> None:
+        """The model was asked back into service: as after a worker's greeting."""
+        others = bool(self._workers)
+        self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
 
     def tick(self) -> None:
         """Called a few times a second: prove again what has been silent for long."""
@@ -142,7 +157,7 @@ class Readiness:
 
     async def _prove(self, model: ServedModel) -> None:
         failure = await self._failure_of(model)
-        if not self._loaded_somewhere(model):
+        if not self._loaded_somewhere(model) or model.state.phase == "unloaded":
             return  # its worker was lost meanwhile: that is the reason now
         if failure is None:
             self._set(model, "ready", "")
@@ -181,7 +196,7 @@ class Readiness:
         self._notify()
 
     def _notify(self) -> None:
-        for changed in self._changed:
+        for changed in list(self._changed):
             changed()
 
 

@@ -7,7 +7,7 @@ from gateway.state import Phase
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
 from shared.pipeline import Kind
 
-RETRY_MS: dict[Phase, int] = {"no_worker": 1000, "loading": 1000, "proving": 100, "failed": 5000}
+RETRY_MS: dict[Phase, int] = {"no_worker": 1000, "loading": 1000, "proving": 100, "failed": 5000, "unloaded": 5000}
 """When a retry may find the model ready: about the time that each phase takes."""
 
 
@@ -16,6 +16,10 @@ class Routing:
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._by_name = {model.name: model for model in models}
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model."""
+        self._by_name[model.name] = model
 
     def models(self) -> Iterable[ServedModel]:
         """All served models."""
@@ -29,6 +33,8 @@ class Routing:
         model = self._named(name) if name else self._only(kind)
         if version and version != model.version:
             raise UnknownVersion(f"version {version[:100]!r} of model {model.name!r} is not served")
+        if model.state.phase == "unloaded":
+            raise UnknownModel(f"model {model.name!r} has no loaded version; load it first")
         if model.state.phase != "ready":
             raise NotReady(
                 f"model {model.name!r} is not ready: {model.state.reason}", retry_after_ms=RETRY_MS[model.state.phase]

@@ -5,8 +5,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-Phase = Literal["no_worker", "loading", "proving", "ready", "failed"]
-"""`proving`: loaded, but no real batch has come back through all processes yet."""
+Phase = Literal["no_worker", "loading", "proving", "ready", "failed", "unloaded"]
+"""`proving`: loaded, but no real batch has come back through all processes yet; `unloaded`: by request."""
 
 
 class ModelState(msgspec.Struct):

@@ -19,6 +19,7 @@ from shared.messages import (
     Refused,
     RunBatch,
     ToWorker,
+    UnloadModel,
     Welcome,
     WorkerReady,
 )
@@ -82,6 +83,15 @@ class WorkerClient:
         for worker in self._workers.values():
             if worker.ready:
                 self._router.send(worker.identity, message)
+
+    def forget(self, model: int) -> None:
+        """No worker keeps this version any longer."""
+        if self._models.pop(model, None) is None:
+            return
+        for worker in self._workers.values():
+            worker.loaded.discard(model)
+            if worker.ready:
+                self._router.send(worker.identity, UnloadModel(model))
 
     def workers(self) -> Iterable[Worker]:
         """Connected workers."""
