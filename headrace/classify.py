@@ -133,7 +133,8 @@ def _print_one(console: Console, title: str, result: Classified) -> None:
     for label in result.labels:
         table.add_row(percent(label.score), Text(label.name or "–"), str(label.index))
     console.print(table)
-    console.print(Text(f"{result.model} {result.version}  {timing_line(result.server_timing)}", style="dim"))
+    line = f"{result.model} {result.version}  {timing_line(result.server_timing)}"
+    console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def _print_many(console: Console, good: list[tuple[str, Classified]]) -> None:
