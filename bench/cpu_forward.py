@@ -55,7 +55,7 @@ def measure(contestant: str, threads: int) -> Timing:
     torch.manual_seed(0)
     network = efficientnet_lite0().eval().requires_grad_(requires_grad=False)
     layout = torch.contiguous_format if contestant in {"plain", "memory"} else torch.channels_last
-    network.to(memory_format=layout)
+    network.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's overloads
     forward: Callable[[torch.Tensor], torch.Tensor] = network
     if contestant == "graph":
         forward = cpu_graph.optimise(network) or network
