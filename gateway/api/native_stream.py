@@ -23,12 +23,19 @@ class StreamAnswers(Protocol):
         """Raises HeadraceError."""
 
 
+class Stoppable(Protocol):
+    """An open stream of any service."""
+
+    def stop_reading(self) -> None:
+        """Take no more requests; what was read is still answered."""
+
+
 class Drain:
     """Tells all open streams that the server is stopping. Event loop only."""
 
     def __init__(self) -> None:
         self.started = False
-        self._streams: set[Stream] = set()
+        self._streams: set[Stoppable] = set()
 
     def start(self) -> None:
         """Every stream stops reading, answers what it has, and ends with UNAVAILABLE."""
@@ -36,13 +43,13 @@ class Drain:
         for stream in tuple(self._streams):
             stream.stop_reading()
 
-    def add(self, stream: "Stream") -> None:
+    def add(self, stream: Stoppable) -> None:
         """The stream is open."""
         self._streams.add(stream)
         if self.started:
             stream.stop_reading()
 
-    def discard(self, stream: "Stream") -> None:
+    def discard(self, stream: Stoppable) -> None:
         """The stream has ended."""
         self._streams.discard(stream)
 

@@ -11,6 +11,8 @@ from gateway.api.addresses import split
 from gateway.api.health import Health
 from gateway.api.interceptors import Edge
 from gateway.api.native import Answers, Inference
+from gateway.api.open_inference import service as service_of_open_inference
+from gateway.api.open_inference.service import OpenInference, OpenInferenceService
 from gateway.api.outcomes import Outcomes
 from gateway.state import ServerState
 from shared.errors import ExitCode, StartupError
@@ -95,27 +97,45 @@ class RunningGrpc:
 class Parts:
     """What a running server is made of."""
 
-    def __init__(self, settings: Settings, flow: Answers, state: ServerState, outcomes: Outcomes) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        flow: Answers,
+        state: ServerState,
+        outcomes: Outcomes,
+        open_inference: OpenInference | None = None,
+    ) -> None:
         self.outcomes = outcomes
         edge = Edge(settings.gateway, outcomes)
         self.inference = Inference(edge, flow, settings)
-        self.health = Health(edge, state, (native.SERVICE,))
-        self.services = {native.SERVICE: self.inference.handlers(), health_service.SERVICE: self.health.handlers()}
+        self.services = {native.SERVICE: self.inference.handlers()}
+        if open_inference is not None:
+            service = OpenInferenceService(edge, open_inference, self.inference.drain)
+            self.services[service_of_open_inference.SERVICE] = service.handlers()
+        self.health = Health(edge, state, tuple(self.services))
+        self.services[health_service.SERVICE] = self.health.handlers()
         if settings.gateway.reflection:
             self.services |= reflection.handlers(edge, tuple(self.services))
 
 
 async def start_grpc(
-    settings: Settings, flow: Answers, state: ServerState, outcomes: Outcomes | None = None
+    settings: Settings,
+    flow: Answers,
+    state: ServerState,
+    outcomes: Outcomes | None = None,
+    open_inference: OpenInference | None = None,
 ) -> RunningGrpc:
-    """Bind `gateway.grpc_address` and serve. Raises StartupError: IN_USE, or BAD_SETTINGS for an unusable address."""
+    """Bind `gateway.grpc_address` and serve; with `open_inference`, the Open Inference Protocol, too.
+
+    Raises StartupError: IN_USE, or BAD_SETTINGS for an unusable address.
+    """
     if api_implementation.Type() != "upb":
         raise StartupError(
             ExitCode.BAD_SETTINGS,
             f"protobuf runs its {api_implementation.Type()} implementation; the gateway needs upb (the other ones "
             "recurse without a limit). Unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION.",
         )
-    parts = Parts(settings, flow, state, outcomes or Outcomes())
+    parts = Parts(settings, flow, state, outcomes or Outcomes(), open_inference)
     server = grpc.aio.server(options=server_options(settings))
     for service, methods in parts.services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))

@@ -6,11 +6,13 @@ from contextlib import ExitStack
 from gateway.api.native import Answers
 from gateway.api.open_inference import inputs, outputs, parameters
 from gateway.api.open_inference.model import InferInput, InferOutput, InferRequest, InferResponse
-from gateway.api.open_inference.models import Models, ModelView, Served, find, view_of
+from gateway.api.open_inference.models import Models, Served, find, view_of
 from gateway.api.open_inference.shared_memory import REGION, Place, SharedMemory
 from gateway.api.parse import shown
 from gateway.request import Request, StageTimes
-from shared.errors import DeadlineExceeded, InvalidInput
+from gateway.statistics import Statistics
+from shared.clock import now_s
+from shared.errors import DeadlineExceeded, HeadraceError, InvalidInput
 from shared.settings import Settings
 
 _LOGGABLE = re.compile(r"[ -~]{1,128}")
@@ -27,8 +29,10 @@ def log_id(given: str, made: str) -> str:
 class Infer:
     """What `ModelInfer`, `ModelStreamInfer` and REST's `infer` share. Event loop only."""
 
-    def __init__(self, flow: Answers, models: Models, settings: Settings) -> None:
+    def __init__(self, flow: Answers, models: Models, settings: Settings, statistics: Statistics) -> None:
+        """`statistics` counts what is refused here; what reaches the flow is counted there."""
         self._flow = flow
+        self._statistics = statistics
         self._models = models
         self._limits = settings.admission
         self.memory = SharedMemory(settings.gateway.system_shared_memory_prefix, settings.gateway.max_message_bytes)
@@ -39,18 +43,29 @@ class Infer:
         `request_id` is for our logs (`log_id`); `times` is filled on the way, also when the request fails.
         """
         model = find(self._models, request.model, request.version)
-        view = view_of(model)
         with ExitStack() as places:
-            ready = self._request(model, view, request, places)
-            targets = self._targets(request, places)
+            try:
+                ready = self._request(model, request, places)
+                targets = self._targets(request, places)
+            except HeadraceError as error:
+                self.refused(model.name, error, request.arrived_s)
+                raise
             ready.request_id, ready.times = request_id, times
             answer = await self._flow.answer(ready)
             found = outputs.selected(model, answer, request.outputs)
             written = [_written(output, targets.get(output.name)) for output in found]
         return InferResponse(model.name, answer.version, request.id, written, times.server_timing())
 
-    def _request(self, model: Served, view: ModelView, request: InferRequest, places: ExitStack) -> Request:
+    def refused(self, name: str, error: HeadraceError, arrived_s: float) -> None:
+        """A request was refused before the flow saw it; a codec calls this for its own refusals."""
+        if any(
+            model.name == name for model in self._models.models()
+        ):  # never a counter for a name that a caller made up
+            self._statistics.of(name).failed(error.code, now_s() - arrived_s)
+
+    def _request(self, model: Served, request: InferRequest, places: ExitStack) -> Request:
         """Every check that needs no work of others; what is refused here has cost nothing but its message."""
+        view = view_of(model)
         parameters.check(request.parameters)
         deadline_s = parameters.deadline_s(request)
         if deadline_s <= request.arrived_s:

@@ -1,0 +1,136 @@
+"""ModelInferRequest and ModelInferResponse on the wire, without a copy of the tensors that protobuf would make.
+
+protobuf copies every `raw_input_contents` entry out of the message, and all outputs into the answer and out of it
+again. Here the top-level fields are walked in Python (a handful per request), raw entries stay views of the received
+bytes, and only the rest, a few hundred bytes, goes to protobuf; an answer is one join. So a request's tensor is copied
+twice in user space: by gRPC, out of its slices into the bytes that we get, and by the flow, into the arena.
+"""
+
+from typing import NamedTuple
+
+from protos.inference import grpc_service_pb2 as pb
+from shared.errors import InvalidInput
+
+MAX_FIELDS = 4096
+"""Top-level fields of a request: inputs, outputs, parameters and raw entries together. Each costs a Python step, and
+far more than any model has."""
+
+_RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_RAW_TAG = _RAW_INPUT << 3 | _LENGTH
+_RAW_OUTPUT_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _LENGTH])
+_STREAM_RESPONSE_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _LENGTH])
+
+
+class Received(NamedTuple):
+    """A parsed request."""
+
+    message: pb.ModelInferRequest
+    """Everything but `raw_input_contents`, which is empty in it."""
+    raw: list[memoryview]
+    """The entries of `raw_input_contents`, views of the received bytes."""
+
+
+class _Malformed(InvalidInput):
+    """No protobuf message."""
+
+    def __init__(self) -> None:
+        super().__init__("the request message is not a valid protobuf message of this method's type")
+
+
+def parse(serialized: bytes) -> Received:
+    """A received ModelInferRequest. Raises InvalidInput, and protobuf's DecodeError for what is wrong inside a field.
+
+    Accepts what protobuf accepts, and splits it as protobuf does, except for groups (a form that no version of this
+    protocol has ever had) and more than `MAX_FIELDS` fields.
+    """
+    view, size = memoryview(serialized), len(serialized)
+    raw: list[memoryview] = []
+    rest: list[memoryview] = []
+    place = kept = fields = 0  # `kept`: where the present run of fields for protobuf began
+    while place < size:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise InvalidInput(
+                f"the request has more than {MAX_FIELDS} inputs, outputs, parameters and raw entries in all"
+            )
+        start = place
+        tag, place = _number(serialized, place, 5)
+        if tag == _RAW_TAG:
+            length, place = _number(serialized, place, 5)
+            end = place + length
+            if end > size:
+                raise _Malformed
+            raw.append(view[place:end])
+            if start > kept:
+                rest.append(view[kept:start])
+            place = kept = end
+        else:
+            place = _skip(serialized, tag, place)
+    if not raw:
+        return Received(pb.ModelInferRequest.FromString(serialized), raw)
+    if size > kept:
+        rest.append(view[kept:size])
+    return Received(pb.ModelInferRequest.FromString(b"".join(rest)), raw)
+
+
+def _skip(serialized: bytes, tag: int, place: int) -> int:
+    """Where the field ends whose value begins at `place`. Raises InvalidInput when it ends behind the message."""
+    kind = tag & 7
+    if not 0 < tag >> 3 < 1 << 29:
+        raise _Malformed
+    if kind == _LENGTH:
+        length, place = _number(serialized, place, 5)
+        place += length
+    elif kind == _VARINT:
+        _, place = _number(serialized, place, 10)
+    elif kind == _FIXED64:
+        place += 8
+    elif kind == _FIXED32:
+        place += 4
+    else:
+        raise _Malformed
+    if place > len(serialized):
+        raise _Malformed
+    return place
+
+
+def _number(serialized: bytes, place: int, most: int) -> tuple[int, int]:
+    """A varint of at most `most` bytes, and where it ends."""
+    number = shift = 0
+    for byte in serialized[place : place + most]:
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place
+        shift += 7
+    raise _Malformed
+
+
+def _as_varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _parts(header: pb.ModelInferResponse, raw: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    parts: list[bytes | memoryview] = [header.SerializeToString()]
+    for data in raw:
+        parts.append(_RAW_OUTPUT_TAG + _as_varint(len(data)))
+        parts.append(data)
+    return parts
+
+
+def serialize(header: pb.ModelInferResponse, raw: list[bytes | memoryview]) -> bytes:
+    """The answer: `header` without raw entries, and these in front of nothing but each other. One copy of the data."""
+    return b"".join(_parts(header, raw))
+
+
+def serialize_stream(header: pb.ModelInferResponse, raw: list[bytes | memoryview]) -> bytes:
+    """The same as the `infer_response` of a ModelStreamInferResponse."""
+    parts = _parts(header, raw)
+    length = sum(len(part) for part in parts)
+    return b"".join([_STREAM_RESPONSE_TAG + _as_varint(length), *parts])
