@@ -17,7 +17,7 @@ from gateway.api.server import start_grpc
 from gateway.batcher import Batcher
 from gateway.build import served_models
 from gateway.cost_model import CostModel
-from gateway.describe import Describe, export
+from gateway.describe import Parts, export
 from gateway.dispatch import Dispatcher
 from gateway.flow import Flow
 from gateway.inflight import InFlight
@@ -65,19 +65,29 @@ class Gateway:
         self.workers = WorkerClient(self.router, self._welcome)
         self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, InFlight(), settings.worker)
         self.processes = PoolProcesses(settings, config, self.arena, f"ipc://{private}/pool.sock", self.generation)
-        describe = Describe(self.admission, leases, self.arena, self.dispatch, self.workers, self.processes, cost)
-        self.readiness = Readiness(routing, describe)
+        self.readiness = Readiness(routing)
         self.pool = PoolClient(self.processes, InFlight(), self.readiness.pipeline_opened)
         self.flow = Flow(self.admission, routing, leases, self.pool, self.dispatch, self.metrics)
         self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self.workers.on_hello, self.workers.on_lost)
 
-        self.readiness.connect(self.flow)
+        parts = Parts(
+            admission=self.admission,
+            arena=self.arena,
+            cost=cost,
+            dispatch=self.dispatch,
+            leases=leases,
+            metrics=self.metrics,
+            pool=self.pool,
+            processes=self.processes,
+            routing=routing,
+            workers=self.workers,
+        )
+        self.readiness.connect(self.flow, parts.describe)
         self.workers.connect([self.dispatch, self.readiness])
         self.dispatch.on_batch = self.metrics.batch
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
-        describe.pool = self.pool
-        export(self.metrics, describe)
+        export(parts)
         self.metrics.registry.register(self.outcomes)
         self.control = ModelControl(settings, routing, self.dispatch, self.pool, self.workers)
         self.control.connect(self.readiness)

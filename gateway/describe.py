@@ -1,6 +1,9 @@
 """What `/debug` and the gauges of `/metrics` show of the gateway's parts."""
 
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gateway.admission import Admission
 from gateway.cost_model import CostModel
@@ -9,36 +12,32 @@ from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.pool_client import PoolClient
 from gateway.pool_processes import PoolProcesses
+from gateway.routing import Routing
+from gateway.served import ServedModel
 from gateway.worker_client import WorkerClient
 from shared.arena import Arena
 
 
-class Describe:
-    """Reads all parts; called on the event loop when somebody looks."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that has something to show; read on the event loop when somebody looks."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - it shows every part, and owns none
-        self,
-        admission: Admission,
-        leases: Leases,
-        arena: Arena,
-        dispatch: Dispatcher,
-        workers: WorkerClient,
-        processes: PoolProcesses,
-        cost: CostModel,
-    ) -> None:
-        self.admission = admission
-        self.leases = leases
-        self.arena = arena
-        self.dispatch = dispatch
-        self.workers = workers
-        self.processes = processes
-        self.cost = cost
-        self.pool: PoolClient | None = None
+    admission: Admission
+    arena: Arena
+    cost: CostModel
+    dispatch: Dispatcher
+    leases: Leases
+    metrics: Metrics
+    pool: PoolClient
+    processes: PoolProcesses
+    routing: Routing
+    workers: WorkerClient
 
-    def __call__(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """JSON-able."""
         memory = self.arena.stats()
         return {
+            "models": [self._model(model) for model in self.routing.models()],
             "in_flight": {
                 "requests": self.admission.in_flight_requests,
                 "rows": self.admission.in_flight_rows,
@@ -46,7 +45,7 @@ class Describe:
             },
             "queues": {
                 "waiting_for_slot": self.leases.waiting_items(),
-                "waiting_for_pool": self.pool.waiting() if self.pool else 0,
+                "waiting_for_pool": self.pool.waiting(),
                 "waiting_for_batch": self.dispatch.waiting_items(),
                 "batches_at_workers": self.dispatch.batches_out(),
             },
@@ -73,6 +72,25 @@ class Describe:
             ],
         }
 
+    def _model(self, model: ServedModel) -> dict[str, Any]:
+        counts = self.metrics.statistics.of(model.name)
+        stages = {
+            "queue": counts.queue,
+            "compute_input": counts.compute_input,
+            "compute_infer": counts.compute_infer,
+            "compute_output": counts.compute_output,
+            "request": counts.success,
+        }
+        return {
+            **msgspec.structs.asdict(model.state),
+            "preparing_rows": model.preparing_rows,
+            "waiting_rows": self.dispatch.waiting_rows(model.number),
+            "answered": counts.success.count,
+            "failed": {reason: duration.count for reason, duration in counts.fail.items()},
+            "mean_ms": {name: round(stage.mean_ms, 3) for name, stage in stages.items()},
+            "batch_rows": {rows: batch.count for rows, batch in sorted(counts.batches.items())},
+        }
+
     def bad_frames(self) -> float:
         """Frames of workers and pool processes that could not be decoded."""
         return self.processes.bad_frames + self.workers.bad_frames
@@ -82,9 +100,10 @@ class Describe:
         return self.processes.stale_frames + self.workers.stale_frames
 
 
-def export(metrics: Metrics, parts: Describe) -> None:
+def export(parts: Parts) -> None:
     """Gauges and counts that the parts keep themselves."""
-    gauge, arena = metrics.gauge, parts.arena
+    metrics, arena, pool = parts.metrics, parts.arena, parts.pool
+    gauge = metrics.gauge
     gauge("headrace_in_flight_requests", "Admitted and not yet answered.", lambda: parts.admission.in_flight_requests)
     gauge("headrace_in_flight_rows", "Rows of these.", lambda: parts.admission.in_flight_rows)
     gauge("headrace_in_flight_bytes", "Payload bytes of these.", lambda: parts.admission.in_flight_bytes)
@@ -94,11 +113,9 @@ def export(metrics: Metrics, parts: Describe) -> None:
     gauge("headrace_arena_quarantined_bytes", "Held by a process, owner gone.", lambda: arena.stats().quarantined_bytes)
     gauge("headrace_workers", "Connected workers.", lambda: len(list(parts.workers.workers())))
     gauge("headrace_pool_processes", "Pool processes that take jobs.", lambda: len(list(parts.processes.ready())))
-    if parts.pool is not None:
-        pool = parts.pool
-        gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)
-        metrics.counter("headrace_pool_processes_lost_total", "Pool processes that died.", lambda: pool.lost_processes)
-        metrics.counter("headrace_pool_jobs_expired_total", "Dropped before preparation.", lambda: pool.expired)
+    gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)
+    metrics.counter("headrace_pool_processes_lost_total", "Pool processes that died.", lambda: pool.lost_processes)
+    metrics.counter("headrace_pool_jobs_expired_total", "Dropped before preparation.", lambda: pool.expired)
     metrics.counter("headrace_workers_lost_total", "Workers that died or left.", lambda: parts.dispatch.lost_workers)
     metrics.counter("headrace_bad_frames_total", "Undecodable messages dropped.", parts.bad_frames)
     metrics.counter("headrace_stale_frames_total", "Messages of another life dropped.", parts.stale_frames)

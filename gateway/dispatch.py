@@ -72,6 +72,11 @@ class Dispatcher:
         self.kick()
         return future
 
+    def waiting_rows(self, model: int) -> int:
+        """Rows of a model that no worker has yet."""
+        parked = sum(work.queued.rows for work in self._parked.values() if work.model.number == model)
+        return parked + self._batcher.waiting_rows(model)
+
     def waiting_items(self) -> int:
         """Items that no worker has yet."""
         return len(self._waiting) + len(self._parked)

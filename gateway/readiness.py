@@ -28,10 +28,9 @@ PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung o
 class Readiness:
     """Implements `gateway.state.ServerState` and the worker events; lives on the event loop."""
 
-    def __init__(self, routing: Routing, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe` gives the parts of `/debug` that other objects know."""
+    def __init__(self, routing: Routing) -> None:
         self._routing = routing
-        self._describe = describe
+        self._describe: Callable[[], dict[str, Any]]
         self._flow: Flow
         self._changed: list[Callable[[], None]] = []
         self._workers: dict[bytes, set[int]] = {}
@@ -39,9 +38,10 @@ class Readiness:
         self._pipelines_open: set[int] = set()
         self._draining = False
 
-    def connect(self, flow: Flow) -> None:
-        """The flow that proofs go through."""
+    def connect(self, flow: Flow, describe: Callable[[], dict[str, Any]]) -> None:
+        """The flow that proofs go through; `describe` gives the parts of `/debug` that other objects know."""
         self._flow = flow
+        self._describe = describe
 
     # ------------------------------------------------------------ ServerState
 

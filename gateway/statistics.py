@@ -18,6 +18,11 @@ class Duration:
     count: int = 0
     ns: int = 0
 
+    @property
+    def mean_ms(self) -> float:
+        """Milliseconds on average; 0 when there was none."""
+        return self.ns / self.count / 1e6 if self.count else 0.0
+
     def add(self, seconds: float) -> None:
         """One more."""
         self.count += 1

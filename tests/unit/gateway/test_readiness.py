@@ -41,9 +41,9 @@ class World:
         self.models = models or (served(),)
         for model in self.models:
             model.state.phase, model.state.reason = "no_worker", "no worker is connected"
-        self.readiness = Readiness(Routing(self.models), dict)
+        self.readiness = Readiness(Routing(self.models))
         self.flow = ProofFlow()
-        self.readiness.connect(self.flow)  # type: ignore[arg-type]  # a fake with the port's name
+        self.readiness.connect(self.flow, dict)  # type: ignore[arg-type]  # a fake with the port's name
         self.phases: list[Phase] = []
         self.readiness.subscribe(lambda: self.phases.append(self.models[0].state.phase))
         self.lives = 0
