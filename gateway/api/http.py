@@ -1,4 +1,7 @@
-"""The HTTP side: health for orchestrators, metrics for Prometheus, `/debug` for people. Same event loop as gRPC."""
+"""The HTTP side: health, metrics for Prometheus, `/debug` for people, and the inference endpoints of `open_inference/`.
+
+Same event loop as gRPC.
+"""
 
 import asyncio
 import errno
@@ -6,22 +9,43 @@ import socket
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.api.addresses import split
+from gateway.api.open_inference import rest_docs
+from gateway.api.open_inference.rest import Rest, RestParts
 from gateway.state import ServerState
 from shared.errors import ExitCode, StartupError
 from shared.settings import Settings
 
-_BACKLOG = 128
+_BACKLOG = 1024  # connections of a burst that the event loop has not looked at yet
+_IDLE_S = 75  # between two requests; clients and proxies that reuse connections give up after a minute
+_SILENT_S = 10  # before the first request
 
 
-def build_app(state: ServerState, registry: CollectorRegistry) -> FastAPI:
-    """The routes. No generated documentation pages: they would load scripts from elsewhere."""
-    app = FastAPI(title="Headrace", openapi_url=None, docs_url=None, redoc_url=None)
+def build_app(
+    settings: Settings, state: ServerState, registry: CollectorRegistry, parts: RestParts | None = None
+) -> FastAPI:
+    """The routes; without `parts` only those that tell how the server is."""
+    # FastAPI's own documentation pages would load scripts from elsewhere: /docs is a page of ours.
+    app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None)
+    if parts is not None:
+        app.include_router(Rest(settings, parts).router())
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(_: Request, error: StarletteHTTPException) -> Response:
+        """Unknown paths and methods, in the form of all our errors."""
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """What the endpoints take and answer, with examples."""
+        return HTMLResponse(rest_docs.page(), headers=rest_docs.PAGE_HEADERS)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -63,19 +87,32 @@ class RunningHttp:
         await self._serving
 
 
-async def start_http(settings: Settings, state: ServerState, registry: CollectorRegistry) -> RunningHttp:
+class _Connection(H11Protocol):
+    """A connection that is closed when it stays silent from the start; uvicorn alone would wait for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Called by the event loop."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(_SILENT_S, self.timeout_keep_alive_handler)
+
+
+async def start_http(
+    settings: Settings, state: ServerState, registry: CollectorRegistry, parts: RestParts | None = None
+) -> RunningHttp:
     """Bind `gateway.http_address` and serve. Raises StartupError: IN_USE, or BAD_SETTINGS for an unusable address."""
     host, port = split(settings.gateway.http_address, "gateway.http_address")
     listener = _listen(host, port)
     config = uvicorn.Config(
-        build_app(state, registry),
+        build_app(settings, state, registry, parts),
+        http=_Connection,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
-        timeout_keep_alive=5,
+        timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=1,
-        limit_concurrency=256,  # scrapes and probes; more is a mistake or an attack
+        # Admission refuses what is too much, with its reason; this only bounds what a mistake or an attack may open.
+        limit_concurrency=2 * settings.admission.max_requests + 256,
         ws="none",
     )
     # uvicorn's own `serve` takes over the process's signals; its steps do not.

@@ -9,8 +9,8 @@ from shared.errors import InvalidInput
 _MAX_PARTS = 32
 _MAX_HEADER_BYTES = 4096
 _BOUNDARY = re.compile(r"""boundary=(?:"([ -~]{1,70})"|([!#-'*+\-.0-9A-Z^_`a-z|~:=?/,]{1,70}))""")
-_NAME = re.compile(rb"""(?:^|[;\s])name=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))""")
-_FILENAME = re.compile(rb"[;\s]filename\*?=")
+_PARAMETER = re.compile(rb""";\s*([^\s=;"]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))""")
+"""Of Content-Disposition; found one after the other, so that a quoted value is never looked into."""
 
 
 class Part(NamedTuple):
@@ -61,9 +61,9 @@ def _part(headers: bytes, data: memoryview, number: int) -> Part:
     for line in headers.split(b"\r\n"):
         key, _, value = line.partition(b":")
         if key.strip().lower() == b"content-disposition":
-            name = _NAME.search(value)
-            if name is None:
+            given = {one[1].lower(): one[2] if one[2] is not None else one[3] for one in _PARAMETER.finditer(value)}
+            if b"name" not in given:
                 break
-            text = (name[1] if name[1] is not None else name[2]).decode(errors="replace")
-            return Part(text, _FILENAME.search(value) is not None, data)
+            is_file = b"filename" in given or b"filename*" in given
+            return Part(given[b"name"].decode(errors="replace"), is_file, data)
     raise InvalidInput(f"part {number} of the form has no name")

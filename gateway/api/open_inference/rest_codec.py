@@ -17,6 +17,7 @@ from gateway.api.open_inference.model import (
     Parameter,
     Parameters,
 )
+from gateway.api.open_inference.shared_memory import REGION
 from gateway.api.parse import shown
 from shared.errors import InvalidInput
 
@@ -26,7 +27,6 @@ HEADER_LENGTH = "inference-header-content-length"
 _SIZE = "binary_data_size"
 _BINARY = "binary_data"
 _BINARY_ALL = "binary_data_output"
-_REGION = "shared_memory_region"
 _LENGTH_DIGITS = 18
 _INT64, _UINT64 = -(2**63), 2**64
 
@@ -71,6 +71,8 @@ class Wish(NamedTuple):
 
     every: bool
     named: dict[str, bool]
+    elsewhere: frozenset[str] = frozenset()
+    """Outputs that are written to shared memory, and have no bytes in the answer."""
 
     def binary(self, name: str) -> bool:
         """Whether this output is to be raw."""
@@ -180,14 +182,15 @@ def _size(given: _Input, size: Parameter, *, framed: bool) -> int:
 def _listed(given: _Input, shape: tuple[int, ...]) -> bytes:
     if given.data:
         return rest_values.to_raw(given.data, given.name, given.datatype, shape)
-    if _REGION in given.parameters:
+    if REGION in given.parameters:
         return b""  # its bytes lie in shared memory
     raise InvalidInput(f"input {shown(given.name)} has no data: neither data nor binary_data_size is given")
 
 
 def _wish(given: _Body) -> Wish:
     every = _flag(given.parameters, _BINARY_ALL, default=False)
-    return Wish(every, {one.name: _flag(one.parameters, _BINARY, default=every) for one in given.outputs})
+    named = {one.name: _flag(one.parameters, _BINARY, default=every) for one in given.outputs}
+    return Wish(every, named, frozenset(one.name for one in given.outputs if REGION in one.parameters))
 
 
 def _flag(parameters: Parameters, name: str, *, default: bool) -> bool:
@@ -204,8 +207,8 @@ def encode(response: InferResponse, wish: Wish) -> Encoded:
     for output in response.outputs:
         told: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
         parameters = output.parameters
-        if _REGION in parameters:
-            pass  # the answer's bytes are in shared memory already
+        if output.name in wish.elsewhere:
+            pass
         elif wish.binary(output.name):
             parameters = {**parameters, _SIZE: len(output.data)}
             raws.append(output.data)

@@ -1,3 +1,4 @@
+import asyncio
 import socket
 
 import httpx
@@ -10,7 +11,7 @@ from tests.support.fake_flow import State, settings
 
 
 def client(state: State, registry: CollectorRegistry | None = None) -> httpx.AsyncClient:
-    app = build_app(state, registry or CollectorRegistry())
+    app = build_app(settings(), state, registry or CollectorRegistry())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge")
 
 
@@ -49,10 +50,23 @@ async def test_debug_is_json() -> None:
         assert (await http.get("/debug")).json() == {"models": ["a", "b"], "queue": {"fake": 0}}
 
 
-@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/"])
-async def test_there_is_nothing_else(path: str) -> None:
+@pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect", "/", "/v2"])
+async def test_there_is_nothing_else_and_the_error_is_json(path: str) -> None:
     async with client(State()) as http:
-        assert (await http.get(path)).status_code == 404
+        answer = await http.get(path)
+
+    assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
+
+
+async def test_a_connection_that_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.http._SILENT_S", 0.01)
+    running = await start_http(settings(), State(), CollectorRegistry())
+    try:
+        reader, writer = await asyncio.open_connection(*running.address.split(":"))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    finally:
+        await running.stop()
 
 
 async def test_a_used_port_is_in_use_and_a_foreign_address_a_bad_setting() -> None:

@@ -1,0 +1,155 @@
+"""`POST /v1/classify`: one image (or text) as a plain upload, labels as JSON. For curl, browsers and shell scripts."""
+
+import re
+from typing import Any
+
+from fastapi.responses import Response
+
+from gateway.api.native import Answers
+from gateway.api.open_inference.infer import log_id
+from gateway.api.open_inference.models import Models, find
+from gateway.api.open_inference.multipart import Part, parts
+from gateway.api.open_inference.rest_call import HttpCall, HttpEdge, json_response
+from gateway.api.parse import shown
+from gateway.request import Answer, StageTimes
+from gateway.request import Request as FlowRequest
+from shared.errors import HeadraceError, InvalidInput
+from shared.pipeline import Kind, RawInput
+from shared.results import Classification
+
+_OWN = ("model", "version", "timeout_ms")
+"""Query parameters that are ours; all others are options of the model."""
+_FORM = "multipart/form-data"
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e-?[0-9]{1,2})?", re.ASCII)
+
+
+class Classify:
+    """The endpoint. Event loop only."""
+
+    def __init__(self, edge: HttpEdge, flow: Answers, models: Models) -> None:
+        self._edge = edge
+        self._flow = flow
+        self._models = models
+
+    async def __call__(self, call: HttpCall) -> Response:
+        """Raises HeadraceError."""
+        request = call.request
+        query = _single(request.query_params.multi_items())
+        model, version = query.get("model", ""), query.get("version", "")
+        if model:
+            self._check_takes(model, version)  # before the upload is read
+        content_type = request.headers.get("content-type", "")
+        body = await call.body.read()
+        if content_type.lower().startswith(_FORM):
+            payload, fields = _from_form(parts(body, content_type))
+            query = _single([*query.items(), *fields])
+            model, version = query.get("model", ""), query.get("version", "")
+        else:
+            payload = memoryview(body)
+        if not payload:
+            raise InvalidInput("the upload has 0 bytes; at least 1 is needed")
+        kind: Kind = self._check_takes(model, version) if model else _kind(content_type)
+        return await self._answered(call, kind, payload, query)
+
+    def _check_takes(self, model: str, version: str) -> Kind:
+        kind = find(self._models, model, version).spec.kind
+        if kind == "tensors":
+            raise InvalidInput(f"model {shown(model)} takes tensors: use POST /v2/models/{model}/infer")
+        return kind
+
+    async def _answered(self, call: HttpCall, kind: Kind, payload: memoryview, query: dict[str, str]) -> Response:
+        call.request_id = log_id(call.request.headers.get("request-id", ""), call.request_id)
+        call.times = times = StageTimes()
+        if "timeout_ms" in query:
+            call.deadline_s = self._edge.limited(call.arrived_s, _milliseconds(query["timeout_ms"]) / 1e3)
+        answer = await call.while_connected(
+            self._flow.answer(
+                FlowRequest(
+                    model=query.get("model", ""),
+                    version=query.get("version", ""),
+                    request_id=call.request_id,
+                    inputs=[RawInput(kind=kind, data=payload)],
+                    options={name: _value(text) for name, text in query.items() if name not in _OWN},
+                    deadline_s=call.deadline_s,
+                    arrived_s=call.arrived_s,
+                    nbytes=len(payload),
+                    times=times,
+                )
+            )
+        )
+        return json_response(_told(answer, call.request_id, times), call.headers())
+
+
+def _kind(content_type: str) -> Kind:
+    return "text" if content_type.lower().startswith("text/plain") else "image"
+
+
+def _from_form(form: list[Part]) -> tuple[memoryview, list[tuple[str, str]]]:
+    """The one file, and the other fields, which mean the same as query parameters. Raises InvalidInput."""
+    files = [part for part in form if part.is_file or part.name == "file"]
+    if len(files) != 1:
+        names = ", ".join(shown(part.name) for part in form[:5]) or "nothing"
+        raise InvalidInput(
+            f"the form has {len(files)} files and needs exactly 1 (curl -F file=@cat.jpg); it has {names}"
+        )
+    try:
+        fields = [(part.name, str(part.data, "utf-8")) for part in form if part is not files[0]]
+    except UnicodeDecodeError:
+        raise InvalidInput("a field of the form is not UTF-8") from None
+    return files[0].data, fields
+
+
+def _single(items: list[tuple[str, str]]) -> dict[str, str]:
+    """Raises InvalidInput for a name that is given twice."""
+    found: dict[str, str] = {}
+    for name, text in items:
+        if name in found:
+            raise InvalidInput(f"parameter {shown(name)} is given twice")
+        found[name] = text
+    return found
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - the model's pipeline checks it
+    """An option's value as its pipeline expects it: a number, a truth value or a text."""
+    if text in {"true", "false"}:
+        return text == "true"
+    if not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _milliseconds(text: str) -> float:
+    value = _value(text)
+    if isinstance(value, bool | str) or value <= 0:
+        raise InvalidInput(f"timeout_ms is {shown(text)}; it has to be a number of milliseconds above 0")
+    return float(value)
+
+
+def _told(answer: Answer, request_id: str, times: StageTimes) -> dict[str, Any]:
+    result = answer.results[0]
+    if isinstance(result, HeadraceError):
+        raise result
+    if not isinstance(result, Classification):
+        raise InvalidInput(
+            f"model {shown(answer.model)} does not answer with labels: use POST /v2/models/{answer.model}/infer"
+        )
+    return {
+        "model": answer.model,
+        "version": answer.version,
+        "request_id": request_id,
+        "labels": [{"index": one.index, "name": one.name, "score": one.score} for one in result.labels],
+        "server_timing": {
+            "admit_ms": _ms(times.admit_s),
+            "wait_ms": _ms(times.wait_s),
+            "prepare_ms": _ms(times.prepare_s),
+            "batch_ms": _ms(times.batch_s),
+            "copy_ms": _ms(times.copy_s),
+            "run_ms": _ms(times.run_s),
+            "finish_ms": _ms(times.finish_s),
+            "batch_rows": times.batch_rows,
+        },
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

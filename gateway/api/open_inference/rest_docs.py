@@ -1,0 +1,280 @@
+"""What the HTTP endpoints are called, take and answer: the OpenAPI description, and a page that needs no other host."""
+
+import html
+from typing import Any, NamedTuple
+
+import msgspec
+
+_MODEL = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "A served model's name; `POST /v2/repository/index` lists them.",
+}
+_VERSION = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "16 hexadecimal digits; the paths without it take the current version.",
+}
+_HOST = "http://127.0.0.1:8000"
+
+
+class Operation(NamedTuple):
+    """One endpoint: its paths, and its description in OpenAPI's words."""
+
+    endpoint: str
+    """Its name in `rest.Rest`."""
+    method: str
+    paths: tuple[str, ...]
+    tag: str
+    summary: str
+    description: str
+    curl: str
+    """What a person would type behind `curl`."""
+    answer: Any
+    """An example."""
+    content: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default, never changed
+    """The request body's content types."""
+    query: tuple[dict[str, Any], ...] = ()
+
+    def openapi(self, path: str) -> dict[str, Any]:
+        """The hand-written part of the operation's OpenAPI object."""
+        in_path = [one for one in (_MODEL, _VERSION) if f"{{{one['name']}}}" in path]
+        described: dict[str, Any] = {
+            "parameters": [*in_path, *self.query],
+            "responses": {
+                "200": {"description": "Done.", "content": {"application/json": {"example": self.answer}}},
+                "4XX": _ERROR | {"description": "The request can't succeed as it is, or (429) there is no room now."},
+                "5XX": _ERROR | {"description": "Not ready, stopping (503), late (504), or a fault of ours (500)."},
+            },
+        }
+        if self.content:
+            described["requestBody"] = {"content": self.content}
+        return described
+
+
+_ERROR: dict[str, Any] = {
+    "content": {"application/json": {"example": {"error": "model 'cat' is not served"}}},
+    "headers": {
+        "error-reason": {"description": "The reason as a word, e.g. unknown_model.", "schema": {"type": "string"}},
+        "retry-after": {"description": "Seconds; only where a retry can help.", "schema": {"type": "integer"}},
+        "request-id": {"description": "Finds the request in the server's log.", "schema": {"type": "string"}},
+    },
+}
+
+
+def _query(name: str, kind: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": {"type": kind}, "description": description}
+
+
+def _both(prefix: str, suffix: str = "") -> tuple[str, ...]:
+    """With and without a version."""
+    return (f"{prefix}/{{model}}{suffix}", f"{prefix}/{{model}}/versions/{{version}}{suffix}")
+
+
+_MODELS = "/v2/models"
+_INFER_REQUEST = {
+    "id": "42",
+    "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 1, 1.5, 2]}],
+}
+_INFER_ANSWER = {
+    "model_name": "identity",
+    "model_version": "0123456789abcdef",
+    "id": "42",
+    "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 1.0, 1.5, 2.0]}],
+}
+_BINARY = {"type": "string", "format": "binary"}
+
+DOCS: tuple[Operation, ...] = (
+    # The first path that fits is taken: /v2/models/stats has to come before /v2/models/{model}.
+    Operation(
+        "classify",
+        "POST",
+        ("/v1/classify",),
+        "Plain upload",
+        "Classify one image (or text)",
+        "The upload is a form with one file (`-F file=@cat.jpg`), or the bytes themselves (`--data-binary @cat.jpg`). "
+        "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version "
+        "and timeout_ms are options of the model, such as top_k.",
+        f"-F file=@cat.jpg '{_HOST}/v1/classify?top_k=3'",
+        {
+            "model": "efficientnet-lite0",
+            "version": "0123456789abcdef",
+            "request_id": "7f3a9c0100000001",
+            "labels": [{"index": 281, "name": "tabby cat", "score": 0.83}],
+            "server_timing": {"prepare_ms": 2.1, "batch_ms": 0.2, "run_ms": 24.5, "batch_rows": 1},
+        },
+        {
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"file": _BINARY}, "required": ["file"]},
+            },
+            "application/octet-stream": {"schema": _BINARY},
+        },
+        (
+            _query("model", "string", "Needed only when several served models take this kind of input."),
+            _query("version", "string", "Default: the current one."),
+            _query("top_k", "integer", "How many labels, best first."),
+            _query("timeout_ms", "number", "Milliseconds; default gateway.default_deadline_ms."),
+        ),
+    ),
+    Operation(
+        "infer",
+        "POST",
+        _both(_MODELS, "/infer"),
+        "Open Inference Protocol",
+        "Infer",
+        "JSON, or JSON followed by raw tensors: then the header `Inference-Header-Content-Length` is the length of the "
+        "JSON, each such input has the parameter `binary_data_size` instead of data, and outputs are asked for in "
+        "binary with their parameter `binary_data` or the request's `binary_data_output`. data is a flat list or "
+        "nested as the shape; FP16 and BF16 exist in binary only. The parameter `timeout` is in microseconds. Image "
+        "and text models take their encoded input as one BYTES element a row, their options as parameters. Bodies may "
+        "be compressed (gzip, deflate).",
+        f"{_HOST}/v2/models/identity/infer -d '{msgspec.json.encode(_INFER_REQUEST).decode()}'",
+        _INFER_ANSWER,
+        {"application/json": {"example": _INFER_REQUEST}, "application/octet-stream": {"schema": _BINARY}},
+    ),
+    Operation(
+        "live",
+        "GET",
+        ("/v2/health/live",),
+        "Open Inference Protocol",
+        "The process answers",
+        "",
+        f"{_HOST}/v2/health/live",
+        {"live": True},
+    ),
+    Operation(
+        "ready",
+        "GET",
+        ("/v2/health/ready",),
+        "Open Inference Protocol",
+        "Every served model can answer now",
+        "503 and the reason otherwise.",
+        f"{_HOST}/v2/health/ready",
+        {"ready": True},
+    ),
+    Operation(
+        "server",
+        "GET",
+        ("/v2",),
+        "Open Inference Protocol",
+        "Name, version and extensions of the server",
+        "",
+        f"{_HOST}/v2",
+        {"name": "headrace", "version": "0.1.0", "extensions": ["binary_tensor_data", "classification"]},
+    ),
+    Operation(
+        "stats",
+        "GET",
+        ("/v2/models/stats", *_both(_MODELS, "/stats")),
+        "Open Inference Protocol",
+        "What happened so far, counted and timed",
+        "Times are cumulative nanoseconds.",
+        f"{_HOST}/v2/models/identity/stats",
+        {"model_stats": [{"name": "identity", "inference_count": 7, "execution_count": 2}]},
+    ),
+    Operation(
+        "model",
+        "GET",
+        _both(_MODELS),
+        "Open Inference Protocol",
+        "A model's inputs and outputs",
+        "The first dimension of every shape counts rows; -1 is free.",
+        f"{_HOST}/v2/models/identity",
+        {
+            "name": "identity",
+            "versions": ["0123456789abcdef"],
+            "platform": "headrace",
+            "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+            "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+        },
+    ),
+    Operation(
+        "model_ready",
+        "GET",
+        _both(_MODELS, "/ready"),
+        "Open Inference Protocol",
+        "This model can answer now",
+        "503 and the reason otherwise.",
+        f"{_HOST}/v2/models/identity/ready",
+        {"name": "identity", "ready": True},
+    ),
+    Operation(
+        "config",
+        "GET",
+        _both(_MODELS, "/config"),
+        "Open Inference Protocol",
+        "A model's configuration as load generators expect it",
+        "",
+        f"{_HOST}/v2/models/identity/config",
+        {"name": "identity", "max_batch_size": 32, "input": [{"name": "INPUT0", "data_type": "TYPE_FP32"}]},
+    ),
+    Operation(
+        "index",
+        "POST",
+        ("/v2/repository/index",),
+        "Model repository",
+        "All models with their state",
+        'The body is empty, or {"ready": true} for those that are ready.',
+        f"-X POST {_HOST}/v2/repository/index",
+        [{"name": "identity", "version": "0123456789abcdef", "state": "READY", "reason": ""}],
+        {"application/json": {"example": {"ready": True}}},
+    ),
+    Operation(
+        "load",
+        "POST",
+        ("/v2/repository/models/{model}/load",),
+        "Model repository",
+        "Load a model",
+        "501 unless the setting gateway.repository_control is on.",
+        f"-X POST {_HOST}/v2/repository/models/identity/load",
+        {},
+    ),
+    Operation(
+        "unload",
+        "POST",
+        ("/v2/repository/models/{model}/unload",),
+        "Model repository",
+        "Take a model out of service",
+        "501 unless the setting gateway.repository_control is on.",
+        f"-X POST {_HOST}/v2/repository/models/identity/unload",
+        {},
+    ),
+)
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "pre{background:#8882;padding:.6rem;overflow-x:auto;border-radius:.3rem}h3 code{font-size:1.1rem}"
+    ":root{color-scheme:light dark}"
+)
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+def page() -> str:
+    """The same description for people, as one HTML page that loads nothing from anywhere."""
+    body: list[str] = []
+    for tag in dict.fromkeys(operation.tag for operation in DOCS):
+        body.append(f"<h2>{html.escape(tag)}</h2>")
+        body.extend(_section(operation) for operation in DOCS if operation.tag == tag)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Headrace HTTP API</title><style>{_STYLE}</style>'
+        "<h1>Headrace HTTP API</h1><p>Machine-readable: <a href=/openapi.json>/openapi.json</a>. Every answer of an "
+        "inference has the headers <code>request-id</code> and <code>server-timing</code>; a failure is JSON "
+        '<code>{"error": "…"}</code> with <code>error-reason</code> and, where a retry can help, '
+        f"<code>retry-after</code>.</p>{''.join(body)}</html>"
+    )
+
+
+def _section(operation: Operation) -> str:
+    paths = "<br>".join(f"<code>{operation.method} {html.escape(path)}</code>" for path in operation.paths)
+    query = "".join(f"<li><code>{one['name']}</code> {html.escape(one['description'])}</li>" for one in operation.query)
+    answer = msgspec.json.format(msgspec.json.encode(operation.answer)).decode()
+    return (
+        f"<h3>{html.escape(operation.summary)}</h3><p>{paths}</p><p>{html.escape(operation.description)}</p>"
+        + (f"<ul>{query}</ul>" if query else "")
+        + f"<pre>curl {html.escape(operation.curl)}</pre><pre>{html.escape(answer)}</pre>"
+    )
