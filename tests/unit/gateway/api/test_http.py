@@ -5,6 +5,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.api import http
 from gateway.api.http import build_app, start_http
 from shared.errors import ExitCode, StartupError
 from tests.support.fake_flow import State, settings
@@ -18,18 +19,18 @@ def client(state: State, registry: CollectorRegistry | None = None) -> httpx.Asy
 async def test_healthz_answers_whatever_the_models_do() -> None:
     state = State()
     state.set_reason("no worker has said hello")
-    async with client(state) as http:
-        answer = await http.get("/healthz")
+    async with client(state) as edge:
+        answer = await edge.get("/healthz")
 
     assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
 async def test_readyz_says_why_not() -> None:
     state = State()
-    async with client(state) as http:
-        ready = await http.get("/readyz")
+    async with client(state) as edge:
+        ready = await edge.get("/readyz")
         state.set_reason("model fake: no worker has loaded it")
-        not_ready = await http.get("/readyz")
+        not_ready = await edge.get("/readyz")
 
     assert (ready.status_code, ready.text) == (200, "ready\n")
     assert (not_ready.status_code, not_ready.text) == (503, "model fake: no worker has loaded it\n")
@@ -38,28 +39,47 @@ async def test_readyz_says_why_not() -> None:
 async def test_metrics_are_those_of_the_registry() -> None:
     registry = CollectorRegistry()
     Counter("rows", "Rows.", registry=registry).inc(3)
-    async with client(State(), registry) as http:
-        answer = await http.get("/metrics")
+    async with client(State(), registry) as edge:
+        answer = await edge.get("/metrics")
 
     assert "rows_total 3.0" in answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=")
 
 
 async def test_debug_is_json() -> None:
-    async with client(State("a", "b")) as http:
-        assert (await http.get("/debug")).json() == {"models": ["a", "b"], "queue": {"fake": 0}}
+    async with client(State("a", "b")) as edge:
+        assert (await edge.get("/debug")).json() == {"models": ["a", "b"], "queue": {"fake": 0}}
 
 
 @pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect", "/", "/v2"])
 async def test_there_is_nothing_else_and_the_error_is_json(path: str) -> None:
-    async with client(State()) as http:
-        answer = await http.get(path)
+    async with client(State()) as edge:
+        answer = await edge.get(path)
 
     assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
 
 
+async def test_small_answers_are_not_held_back_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    delayed: list[int] = []
+    made = http._Connection.connection_made
+
+    def connection_made(self: http._Connection, transport: asyncio.Transport) -> None:
+        delayed.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(http._Connection, "connection_made", connection_made)
+    running = await start_http(settings(), State(), CollectorRegistry())
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{running.address}") as client:
+            await client.get("/healthz")
+    finally:
+        await running.stop()
+
+    assert delayed == [1]
+
+
 async def test_a_connection_that_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.http._SILENT_S", 0.01)
+    monkeypatch.setattr(http, "_SILENT_S", 0.01)
     running = await start_http(settings(), State(), CollectorRegistry())
     try:
         reader, writer = await asyncio.open_connection(*running.address.split(":"))
