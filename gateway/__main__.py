@@ -19,7 +19,8 @@ from gateway.build import served_models
 from gateway.cost_model import CostModel
 from gateway.describe import Parts, export
 from gateway.dispatch import Dispatcher
-from gateway.flow import Flow
+from gateway.flow import Door, Flow
+from gateway.forecast import Forecast
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
@@ -67,7 +68,9 @@ class Gateway:
         self.processes = PoolProcesses(settings, config, self.arena, f"ipc://{private}/pool.sock", self.generation)
         self.readiness = Readiness(routing)
         self.pool = PoolClient(self.processes, InFlight(), self.readiness.pipeline_opened)
-        self.flow = Flow(self.admission, routing, leases, self.pool, self.dispatch, self.metrics)
+        self.forecast = Forecast(self.processes.count, routing)
+        door = Door(self.admission, self.forecast)
+        self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
         self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self.workers.on_hello, self.workers.on_lost)
 
         parts = Parts(

@@ -7,6 +7,7 @@ a staged batch can't grow any more.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
@@ -55,6 +56,7 @@ class Dispatcher:
     def configure(self, model: ServedModel) -> None:
         """Accept items of this model."""
         self._models[model.number] = model
+        model.batch_s = partial(self._cost.predict, QueueKey(model.number, ()))
         self._batcher.configure(model.number, model.limits)
 
     def submit(

@@ -1,6 +1,7 @@
 """THE MAP: a request's life, one line a stage, each line one file away.
 
-    admit     admission.py, routing.py   room for it? which version? which options?
+    admit     routing.py, pieces.py      which version? valid options and inputs?
+              admission.py, forecast.py  room for it? in time for its deadline?
     lease     leases.py                  slots in the arena: the credit to be decoded ahead of the worker
     prepare   pool_client.py             a pool process decodes straight into the slot
     batch     dispatch.py, batcher.py    company, never past what the deadline allows
@@ -14,10 +15,12 @@ The deadline is checked at admission, before preparation (pool_client.py and the
 
 import asyncio
 from itertools import chain
+from typing import NamedTuple
 
 from gateway.admission import Admission
 from gateway.dispatch import Dispatcher
 from gateway.finish import Finisher
+from gateway.forecast import Forecast
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.pieces import at, joined, pieces_of
@@ -25,11 +28,18 @@ from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.request import Answer, Request, StageTimes
 from gateway.routing import Routing
-from gateway.served import ServedModel
+from gateway.served import ServedModel, Underway
 from shared.clock import now_s
 from shared.errors import DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
 from shared.results import Result
+
+
+class Door(NamedTuple):
+    """The two that may refuse a request for want of room or time."""
+
+    admission: Admission
+    forecast: Forecast
 
 
 class Flow:
@@ -37,14 +47,14 @@ class Flow:
 
     def __init__(
         self,
-        admission: Admission,
+        door: Door,
         routing: Routing,
         leases: Leases,
         pool: PoolClient,
         dispatch: Dispatcher,
         metrics: Metrics,
     ) -> None:
-        self._admission = admission
+        self._admission, self._forecast = door
         self._routing = routing
         self._leases = leases
         self._pool = pool
@@ -60,13 +70,17 @@ class Flow:
             pieces = pieces_of(model, request.inputs)
             measured.rows = rows = sum(raw.rows for items in pieces for raw in items)
             with self._admission.admit(rows, request.nbytes, request.arrived_s):
+                admitted_s = now_s()
+                predicted_s = self._forecast.check(model, rows, request.deadline_s - admitted_s)
                 request.times.version = model.version
-                request.times.admit_s = now_s() - request.arrived_s
+                request.times.admit_s = admitted_s - request.arrived_s
                 try:
                     async with asyncio.timeout_at(request.deadline_s):
                         results = await self._all(model, pieces, request, options)
                 except TimeoutError:
+                    self._forecast.learn(predicted_s, now_s() - admitted_s)
                     raise DeadlineExceeded("the deadline passed before the answer was ready") from None
+                self._forecast.learn(predicted_s, now_s() - admitted_s)
             return Answer(model.name, model.version, results)
 
     async def _all(
@@ -98,12 +112,14 @@ class Flow:
     ) -> list[Result]:
         """One item, from the caller's bytes to its results."""
         asked_s = now_s()
-        with await self._leases.acquire(model, raw) as lease:
+        with Underway(model, raw.rows) as underway, await self._leases.acquire(model, raw) as lease:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
+            underway.prepared(prepared.elapsed_s)
             times.prepare_s = prepared.elapsed_s
             times.wait_s = now_s() - asked_s - prepared.elapsed_s
 
             outcome = await self._dispatch.submit(model, prepared.tensors, lease, deadline_s)
+            underway.ran()
             times.batch_s, times.copy_s, times.run_s = outcome.batch_s, outcome.copy_s, outcome.run_s
             times.batch_rows = outcome.batch_rows
 

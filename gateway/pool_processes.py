@@ -51,8 +51,8 @@ class PoolProcesses:
             generation=generation,
             high_water_mark=64,  # far above the credit of two jobs
         )
-        count = settings.pool.processes or os.cpu_count() or 1
-        self._places = [_Place(number, _backoff(settings.supervisor)) for number in range(count)]
+        self.count = settings.pool.processes or os.cpu_count() or 1
+        self._places = [_Place(number, _backoff(settings.supervisor)) for number in range(self.count)]
         self._by_identity: dict[bytes, _Place] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopping = False

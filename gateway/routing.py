@@ -1,6 +1,6 @@
 """Which served model version a request goes to. Pure: no asyncio, no clock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gateway.served import ServedModel
 from gateway.state import Phase
@@ -24,6 +24,9 @@ class Routing:
     def models(self) -> Iterable[ServedModel]:
         """All served models."""
         return self._by_name.values()
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._by_name.values())
 
     def route(self, name: str, version: str, kind: Kind) -> ServedModel:
         """The model for a request; without a name, the only one that takes this kind of input.

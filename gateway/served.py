@@ -1,6 +1,7 @@
 """One served model version, as the gateway knows it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 from gateway.batcher import BatchLimits
 from gateway.state import ModelState
@@ -30,6 +31,14 @@ class ServedModel:
         self.limits = limits
         self.has_buckets = any(size < 0 for spec in self.spec.inputs for size in spec.shape)
         """Whether items differ in shape, so that not all may share a batch."""
+        self.rows_in_flight = 0
+        """Admitted and not yet answered by a worker."""
+        self.unprepared_items = 0
+        """Admitted and not yet through a pool process."""
+        self.prepare_s = 0.0
+        """Seconds that a pool process needs for one item: a moving average."""
+        self.batch_s: Callable[[int], float] = lambda _rows: 0.0
+        """Seconds of a batch of so many rows; set to the cost model by the composition."""
         self.preparing_rows = 0
         """Rows leased but not yet in the batcher: company that a waiting batch may expect."""
         self.proven_s = float("-inf")
@@ -39,6 +48,15 @@ class ServedModel:
     def name(self) -> str:
         """The model's name."""
         return self.state.name
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of a full batch."""
+        return self.limits.max_rows
+
+    def prepared_in(self, seconds: float) -> None:
+        """A pool process has prepared one item."""
+        self.prepare_s += (seconds - self.prepare_s) * (0.1 if self.prepare_s else 1.0)
 
     @property
     def version(self) -> str:
@@ -69,3 +87,38 @@ def _of_specs(specs: tuple[TensorSpec, ...], rows: int, inline_bytes: int) -> li
 
 def _if_large(sizes: list[int], inline_bytes: int) -> list[int]:
     return sizes if any(size > inline_bytes for size in sizes) else []
+
+
+class Underway:
+    """Counts one item in its model's figures, wherever it ends."""
+
+    __slots__ = ("_model", "_rows", "_unprepared")
+
+    def __init__(self, model: ServedModel, rows: int) -> None:
+        self._model = model
+        self._rows = rows
+        self._unprepared = True
+
+    def __enter__(self) -> Self:
+        self._model.rows_in_flight += self._rows
+        self._model.unprepared_items += 1
+        return self
+
+    def prepared(self, seconds: float) -> None:
+        """The item came out of the pool after so many seconds of work."""
+        self._model.prepared_in(seconds)
+        self._no_longer_unprepared()
+
+    def ran(self) -> None:
+        """The worker has answered."""
+        self._model.rows_in_flight -= self._rows
+        self._rows = 0
+
+    def _no_longer_unprepared(self) -> None:
+        if self._unprepared:
+            self._unprepared = False
+            self._model.unprepared_items -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self._no_longer_unprepared()
+        self.ran()

@@ -81,9 +81,9 @@ class _Batch:
     def _view(self, item: BatchItem, number: int) -> Array:
         tensor, spec = item.tensors[number], self._loaded.spec.inputs[number]
         _check(tensor, spec, item.rows)
-        if isinstance(tensor.data, SlotRef):
+        if isinstance(tensor.data, SlotRef) and tensor.datatype != "BYTES":
             return self._arena.array(tensor.data, tensor.datatype, tensor.shape)
-        return as_array(tensor, None)
+        return as_array(tensor, self._arena.memory)
 
     def _still_wanted(self, items: list[_Item]) -> list[_Item]:
         """The last check before the device: work for nobody is dropped here."""

@@ -12,6 +12,7 @@ from shared.child import limit_library_threads
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 _LARGE = 1 << 30
 
@@ -32,6 +33,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        mallopt(_M_ARENA_MAX, 1)  # or the thread that warms up and the one that runs would each keep their own
 
 
 def prepare_threads(threads: int) -> None:

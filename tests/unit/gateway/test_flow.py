@@ -7,7 +7,8 @@ from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.cost_model import CostModel
 from gateway.dispatch import Dispatcher
-from gateway.flow import Flow
+from gateway.flow import Door, Flow
+from gateway.forecast import Forecast
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
@@ -60,7 +61,10 @@ class World:
         self.jobs: InFlight[PoolJob] = InFlight()
         self.pool = PoolClient(self.processes, self.jobs, lambda _m, _e: None)  # type: ignore[arg-type]  # a fake
         self.metrics = Metrics()
-        self.flow = Flow(self.admission, Routing([self.model]), self.leases, self.pool, self.dispatch, self.metrics)
+        routing = Routing([self.model])
+        self.forecast = Forecast(1, routing)
+        door = Door(self.admission, self.forecast)
+        self.flow = Flow(door, routing, self.leases, self.pool, self.dispatch, self.metrics)
         self.workers.connect([self.dispatch])
         self.dispatch.configure(self.model)
         self.leases.nobody_comes = self.dispatch.kick

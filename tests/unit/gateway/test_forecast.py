@@ -1,0 +1,142 @@
+import heapq
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.forecast import CAUTION, LEAST, MOST, RETRY_MS, Forecast
+from shared.errors import DeadlineExceeded, Overloaded
+
+
+class FakeLoad:
+    """A model with a linear cost."""
+
+    def __init__(self, *, prepare_s: float = 0.001, a_s: float = 0.002, b_s: float = 0.001, max_rows: int = 8) -> None:
+        self.rows_in_flight = 0
+        self.unprepared_items = 0
+        self.prepare_s = prepare_s
+        self.max_rows = max_rows
+        self._a_s, self._b_s = a_s, b_s
+
+    def batch_s(self, rows: int) -> float:
+        return self._a_s + self._b_s * rows
+
+
+def test_an_idle_server_is_its_own_work_only() -> None:
+    load = FakeLoad()
+    assert Forecast(2, [load]).predict_s(load, 1) == pytest.approx(0.001 + 0.003)
+
+
+def test_the_longer_backlog_decides() -> None:
+    load = FakeLoad()
+    forecast = Forecast(2, [load])
+    load.rows_in_flight = load.unprepared_items = 16
+    assert forecast.predict_s(load, 1) == pytest.approx(2 * 0.010 + 0.004)  # two full batches ahead
+    load.prepare_s = 0.1
+    assert forecast.predict_s(load, 1) == pytest.approx(16 * 0.1 / 2 + 0.1 + 0.003)  # the pool is slower now
+
+
+def test_other_models_are_ahead_too() -> None:
+    mine, other = FakeLoad(), FakeLoad(a_s=0.5)
+    forecast = Forecast(1, [mine, other])
+    other.rows_in_flight = 8
+    assert forecast.predict_s(mine, 1) > 0.5
+
+
+def test_what_is_too_late_is_refused_with_a_time_to_come_back() -> None:
+    load = FakeLoad()
+    forecast = Forecast(2, [load])
+    load.rows_in_flight = 80  # ten full batches of 10 ms
+    with pytest.raises(Overloaded, match="an answer would take about 104 ms, the deadline leaves 50 ms") as caught:
+        forecast.check(load, 1, 0.05)
+    assert caught.value.retry_after_ms == round((0.104 * CAUTION - 0.05) * 1e3)
+    assert forecast.check(load, 1, 0.2) == pytest.approx(0.104)
+
+
+def test_a_budget_too_small_from_the_start_is_the_callers() -> None:
+    load = FakeLoad(a_s=1.0)
+    load.rows_in_flight = 1
+    with pytest.raises(DeadlineExceeded, match="the deadline leaves 50 ms, and the model takes 1002 ms alone"):
+        Forecast(1, [load]).check(load, 1, 0.05)
+
+
+def test_with_nothing_in_flight_everything_is_tried() -> None:
+    load = FakeLoad(a_s=100.0)
+    Forecast(1, [load]).check(load, 1, 0.001)  # a wrong forecast must be able to prove itself wrong
+
+
+@given(st.lists(st.tuples(st.floats(0.005, 10), st.floats(0, 100)), max_size=200))
+def test_the_correction_stays_within_its_bounds(observations: list[tuple[float, float]]) -> None:
+    forecast = Forecast(1, [])
+    for predicted_s, actual_s in observations:
+        forecast.learn(predicted_s, actual_s)
+        assert LEAST <= forecast.correction <= MOST
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 10))
+def test_the_retry_hint_stays_within_its_bounds(rows: int, budget_s: float) -> None:
+    load = FakeLoad()
+    load.rows_in_flight = rows
+    hint = None
+    try:
+        Forecast(1, [load]).check(load, 1, budget_s)
+    except Overloaded as error:
+        hint = error.retry_after_ms or 0
+    except DeadlineExceeded:
+        return
+    assert hint is None or RETRY_MS[0] <= hint <= RETRY_MS[1]
+
+
+@pytest.mark.parametrize("truth", [0.7, 1.0, 2.5])
+def test_the_correction_learns_how_long_it_really_takes(truth: float) -> None:
+    load = FakeLoad()
+    forecast = Forecast(1, [load])
+    load.rows_in_flight = 40
+    for _ in range(200):
+        predicted_s = forecast.predict_s(load, 1)
+        forecast.learn(predicted_s, truth * predicted_s)
+    assert forecast.correction == pytest.approx(truth, rel=0.01)
+
+
+def goodput(rate: float, *, door: bool, truth: float = 1.0) -> tuple[float, float]:
+    """(answers in time, answers late) a second: one worker, batches of 8 at 10 ms, deadlines of 100 ms, 20 s."""
+    dice = random.Random(1)  # noqa: S311 - a simulation, the same every time
+    load = FakeLoad(prepare_s=0.0)
+    forecast = Forecast(1, [load])
+    now, free_s, in_time, late = 0.0, 0.0, 0, 0
+    waiting: list[tuple[float, float]] = []
+    ends: list[tuple[float, int, list[tuple[float, float]]]] = []
+    while now < 20.0:
+        now += dice.expovariate(rate)
+        while (ends and ends[0][0] <= now) or (waiting and free_s <= now):
+            if waiting and (not ends or free_s <= ends[0][0]) and free_s <= now:
+                batch, waiting = waiting[:8], waiting[8:]
+                start_s = max(free_s, batch[-1][0])
+                free_s = start_s + truth * load.batch_s(len(batch))
+                heapq.heappush(ends, (free_s, len(ends), batch))
+                continue
+            end_s, _, batch = heapq.heappop(ends)
+            load.rows_in_flight -= len(batch)
+            for arrived_s, predicted_s in batch:
+                in_time += end_s - arrived_s <= 0.1
+                late += end_s - arrived_s > 0.1
+                forecast.learn(predicted_s, end_s - arrived_s)
+        try:
+            predicted_s = forecast.check(load, 1, 0.1) if door else forecast.predict_s(load, 1)
+        except Overloaded:
+            continue
+        load.rows_in_flight += 1
+        waiting.append((now, predicted_s))
+    return in_time / 20, late / 20
+
+
+@pytest.mark.parametrize("truth", [1.0, 2.0])
+@pytest.mark.parametrize("overload", [2, 4, 10])
+def test_under_overload_goodput_stays_near_the_peak(overload: int, truth: float) -> None:
+    peak = 800 / truth
+    answered, late = goodput(overload * peak, door=True, truth=truth)
+    assert answered >= 0.9 * peak
+    assert late <= 0.02 * answered
+    collapsed, _ = goodput(overload * peak, door=False, truth=truth)
+    assert collapsed < 0.2 * peak  # what the door is for
