@@ -24,6 +24,8 @@ from shared.errors import ExitCode, StartupError
 from shared.settings import Settings
 
 _BACKLOG = 1024  # connections of a burst that the event loop has not looked at yet
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
+"""Newer versions of FastAPI look for OpenTelemetry with every request; our counts are on /metrics."""
 _IDLE_S = 75  # between two requests; clients and proxies that reuse connections give up after a minute
 _SILENT_S = 10  # before the first request
 
@@ -33,7 +35,7 @@ def build_app(
 ) -> FastAPI:
     """The routes; without `parts` only those that tell how the server is."""
     # FastAPI's own documentation pages would load scripts from elsewhere: /docs is a page of ours.
-    app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None, telemetry=_NO_TELEMETRY)
     if parts is not None:
         app.include_router(Rest(settings, parts).router())
 
