@@ -57,7 +57,7 @@ _INTEGERS = {f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)} | 
 MAX_RANK = 16
 """Dimensions of a tensor; bounds the product's length before it is computed."""
 MAX_BYTES_ELEMENTS = 1 << 18
-"""Elements of a BYTES tensor. Finding their borders is a loop in the gateway, about 40 ms for this many."""
+"""Elements of a BYTES tensor. Finding their borders is a loop in the gateway, about 80 ms for this many."""
 _PREFIX = struct.Struct("<I")
 _NO_LENGTH = 0xFFFFFFFF
 """A length that some clients write for "none"; never one, since no message is that long."""

@@ -1,0 +1,63 @@
+"""Reserved parameters have types and ranges; options go to the pipeline; everything else is ignored."""
+
+import pytest
+
+from gateway.api.open_inference import parameters
+from gateway.api.open_inference.model import InferRequest, Parameter
+from shared.errors import InvalidInput
+from shared.pipelines.image_classification import ImageClassificationOptions
+
+
+def request(**given: Parameter) -> InferRequest:
+    return InferRequest("m", "", "", given, [], [], deadline_s=110.0, arrived_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("timeout", [0, 1, 2**63 - 1], [-1, "1", 1.0, True]),
+        ("priority", [0, 2**64 - 1], [-1, "1", 1.5, False]),
+        ("sequence_id", [0, 7, "seven"], [-1, 1.0, True]),
+        ("sequence_start", [True, False], [0, 1, "true"]),
+        ("sequence_end", [True], [1]),
+        ("triton_enable_empty_final_response", [True, False], [1, "true"]),
+    ],
+)
+def test_reserved_parameters(name: str, good: list[Parameter], bad: list[Parameter]) -> None:
+    for value in good:
+        parameters.check({name: value})
+    for value in bad:
+        with pytest.raises(InvalidInput, match=f"parameter '{name}' is"):
+            parameters.check({name: value})
+
+
+def test_other_parameters_are_ignored_but_not_those_of_triton() -> None:
+    parameters.check({"anything": 1.5, "binary_data_size": 7, "x" * 1000: "y" * 1000})
+    with pytest.raises(InvalidInput, match="'triton_new' is reserved"):
+        parameters.check({"triton_new": True})
+    with pytest.raises(InvalidInput) as caught:
+        parameters.check({"triton_" + "x" * 100_000: True})
+    assert len(caught.value.text) < 200
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "deadline_s"), [(None, 110), (0, 110), (250_000, 100.25), (60_000_000, 110), (2**63 - 1, 110)]
+)
+def test_the_deadline_is_the_first_of_both(timeout_us: int | None, deadline_s: float) -> None:
+    given = {} if timeout_us is None else {"timeout": timeout_us}
+    assert parameters.deadline_s(request(**given)) == pytest.approx(deadline_s)
+
+
+def test_options_are_taken_by_name() -> None:
+    options = ImageClassificationOptions
+    assert parameters.options({"top_k": 3, "timeout": 5, "other": "x"}, options) == {"top_k": 3}
+    assert parameters.options({}, options) == {}
+
+
+def test_whole_numbers_of_a_tensor() -> None:
+    assert parameters.whole_number("input 'x'", {"n": 3}, "n", None) == 3
+    assert parameters.whole_number("input 'x'", {}, "n", 0) == 0
+    with pytest.raises(InvalidInput, match="input 'x': parameter n is missing"):
+        parameters.whole_number("input 'x'", {}, "n", None)
+    with pytest.raises(InvalidInput, match="input 'x': parameter n is '-3'"):
+        parameters.whole_number("input 'x'", {"n": -3}, "n", None)
