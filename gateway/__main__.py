@@ -12,6 +12,10 @@ from typing import NoReturn
 
 from gateway.admission import Admission
 from gateway.api.http import start_http
+from gateway.api.open_inference.infer import Infer
+from gateway.api.open_inference.repository import Repository
+from gateway.api.open_inference.rest import RestParts
+from gateway.api.open_inference.service import OpenInference
 from gateway.api.outcomes import Outcomes
 from gateway.api.server import start_grpc
 from gateway.batcher import Batcher
@@ -96,12 +100,20 @@ class Gateway:
         self.control.connect(self.readiness)
         for model in models:
             self.control.serve(model)
+        self.open_inference = OpenInference(
+            Infer(self.flow, routing, settings, self.metrics.statistics),
+            routing,
+            self.metrics.statistics,
+            self.readiness,
+            Repository(self.readiness, self.control, allowed=settings.gateway.repository_control),
+        )
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
         """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs."""
         settings, loop = self.settings, asyncio.get_running_loop()
-        grpc = await start_grpc(settings, self.flow, self.readiness, self.outcomes)
-        http = await start_http(settings, self.readiness, self.metrics.registry)
+        grpc = await start_grpc(settings, self.flow, self.readiness, self.outcomes, self.open_inference)
+        rest = RestParts(self.flow, self.open_inference, self.outcomes)
+        http = await start_http(settings, self.readiness, self.metrics.registry, rest)
         announcement = Announcement(announcer, self.readiness, grpc.port, http.port, settings)
         self.router.start(loop, self.workers.on_message)
         await self.welcomer.start()

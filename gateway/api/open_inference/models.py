@@ -82,7 +82,7 @@ def view_of(model: Served) -> ModelView:
 
 def find(models: Models, name: str, version: str) -> Served:
     """The served model of that name, ready or not. Raises UnknownModel, UnknownVersion, InvalidInput (no version)."""
-    named = [model for model in models.models() if model.name == name]
+    named = [model for model in models.models() if model.name == name and model.state.phase != "unloaded"]
     if not named:
         raise UnknownModel(f"model {shown(name)} is not served" if name else "the request names no model")
     if not version:

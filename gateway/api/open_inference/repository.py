@@ -11,6 +11,7 @@ _STATES: dict[Phase, str] = {
     "proving": "LOADING",
     "no_worker": "UNAVAILABLE",
     "failed": "UNAVAILABLE",
+    "unloaded": "UNAVAILABLE",
 }
 """The protocol's word for each phase."""
 

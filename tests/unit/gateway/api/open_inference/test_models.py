@@ -46,6 +46,13 @@ def test_an_unready_model_is_found_too() -> None:
     assert find(models, "identity", "").state.phase == "loading"
 
 
+def test_an_unloaded_model_is_not_found() -> None:
+    models = Models(identity_models())
+    models.served[0].state.phase = "unloaded"
+    with pytest.raises(UnknownModel):
+        find(models, "identity", "")
+
+
 def test_a_classifier_takes_encoded_images_and_gives_three_tensors() -> None:
     view = view_of(find(MODELS, "classifier", ""))
 

@@ -1,9 +1,11 @@
 """Load and unload go to the control only when the settings allow it and the model is known."""
 
+from typing import get_args
+
 import pytest
 
 from gateway.api.open_inference.repository import Repository, state_word
-from gateway.state import ModelState
+from gateway.state import ModelState, Phase
 from shared.errors import HeadraceError, InvalidInput, UnknownModel, Unsupported
 from tests.support.fake_flow import State
 
@@ -59,7 +61,7 @@ def test_without_a_control_the_index_is_what_is_served() -> None:
 
 
 def test_every_phase_has_a_word() -> None:
-    assert {state_word(phase) for phase in ("ready", "loading", "proving", "no_worker", "failed")} == {
+    assert {state_word(phase) for phase in get_args(Phase)} == {
         "READY",
         "LOADING",
         "UNAVAILABLE",
