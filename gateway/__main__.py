@@ -17,7 +17,7 @@ from gateway.api.open_inference.repository import Repository
 from gateway.api.open_inference.rest import RestParts
 from gateway.api.open_inference.service import OpenInference
 from gateway.api.outcomes import Outcomes
-from gateway.api.server import start_grpc
+from gateway.api.server import RunningGrpc, start_grpc
 from gateway.batcher import Batcher
 from gateway.build import served_models
 from gateway.cost_model import CostModel
@@ -44,6 +44,9 @@ from shared.messages import PROTOCOL_VERSION, FromWorker, ToWorker, Welcome
 from shared.runtime_dir import RuntimeDir
 from shared.settings import Settings
 from shared.transport import Router
+
+_until_the_end: list[RunningGrpc] = []
+"""Keeps the server answering (with refusals) until the process exits; a collected server cancels its calls."""
 
 
 class Gateway:
@@ -123,7 +126,8 @@ class Gateway:
         finally:
             self.admission.close_doors()
             self.readiness.drain()
-            await grpc.stop(settings.gateway.drain_ms / 1000)
+            await grpc.drain(settings.gateway.drain_ms / 1000)
+            _until_the_end.append(grpc)
             await http.stop()
             await self.welcomer.close()
             self.workers.close()

@@ -14,8 +14,7 @@ The deadline is checked at admission, before preparation (pool_client.py and the
 """
 
 import asyncio
-from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gateway.admission import Admission
 from gateway.dispatch import Dispatcher
@@ -23,7 +22,7 @@ from gateway.finish import Finisher
 from gateway.forecast import Forecast
 from gateway.leases import Leases
 from gateway.metrics import Metrics
-from gateway.pieces import at, joined, pieces_of
+from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.request import Answer, Request, StageTimes
@@ -33,6 +32,9 @@ from shared.clock import now_s
 from shared.errors import DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
 from shared.results import Result
+
+Tasks: TypeAlias = "list[asyncio.Task[list[Result]]]"
+"""The items of one input, under way."""
 
 
 class Door(NamedTuple):
@@ -65,10 +67,10 @@ class Flow:
     async def answer(self, request: Request) -> Answer:
         """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
         with self._metrics.request(request) as measured:
-            measured.model = model = self._routing.route(request.model, request.version, request.inputs[0].kind)
+            measured.model = model = self._routing.route(request.model, request.version, kind_of(request))
             options = model.pipeline.parse_options(request.options)
-            pieces = pieces_of(model, request.inputs)
-            measured.rows = rows = sum(raw.rows for items in pieces for raw in items)
+            pieces = pieces_of(model, request)
+            measured.rows = rows = rows_of(pieces)
             with self._admission.admit(rows, request.nbytes, request.arrived_s):
                 admitted_s = now_s()
                 predicted_s = self._forecast.check(model, rows, request.deadline_s - admitted_s)
@@ -84,14 +86,18 @@ class Flow:
             return Answer(model.name, model.version, results)
 
     async def _all(
-        self, model: ServedModel, pieces: list[list[RawInput]], request: Request, options: Options
+        self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options
     ) -> list[Result | HeadraceError]:
         """All inputs of the request side by side; each of their items stands by itself in every queue."""
-        if len(pieces) == 1 and len(pieces[0]) == 1:  # the common case needs no task of its own
-            return list(await self.item(model, pieces[0][0], options, request.deadline_s, request.times))
+        first = pieces[0]
+        if len(pieces) == 1 and isinstance(first, list) and len(first) == 1:  # the common case needs no task of its own
+            return list(await self.item(model, first[0], options, request.deadline_s, request.times))
         loop, times = asyncio.get_running_loop(), []
-        tasks: list[list[asyncio.Task[list[Result]]]] = []
+        tasks: list[Tasks | HeadraceError] = []
         for items in pieces:
+            if isinstance(items, HeadraceError):
+                tasks.append(items)
+                continue
             spent = [StageTimes() for _ in items]
             times += spent
             tasks.append(
@@ -104,7 +110,7 @@ class Flow:
             return await _collect(tasks, partial=request.partial_results)
         finally:
             request.times.slowest_of(times)
-            for task in chain.from_iterable(tasks):
+            for task in _running(tasks):
                 task.cancel()  # those still running when one input failed the whole request
 
     async def item(
@@ -129,23 +135,29 @@ class Flow:
         return results
 
 
-async def _collect(tasks: list[list["asyncio.Task[list[Result]]"]], *, partial: bool) -> list[Result | HeadraceError]:
+def _running(tasks: "list[Tasks | HeadraceError]") -> "list[asyncio.Task[list[Result]]]":
+    return [task for items in tasks if isinstance(items, list) for task in items]
+
+
+async def _collect(tasks: "list[Tasks | HeadraceError]", *, partial: bool) -> list[Result | HeadraceError]:
     """One result per input, in order. Without `partial` the first failure in time ends the request."""
-    await asyncio.wait(
-        list(chain.from_iterable(tasks)),
-        return_when=asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION,
-    )
+    when = asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION
+    await asyncio.wait(_running(tasks), return_when=when)
     results: list[Result | HeadraceError] = []
     failures: list[HeadraceError] = []
     for index, items in enumerate(tasks):
-        error = next((found for item in items if item.done() and (found := item.exception())), None)
-        if error is None and all(item.done() for item in items):
-            results.append(joined([item.result() for item in items]))
-        elif isinstance(error, HeadraceError):
+        error = items if isinstance(items, HeadraceError) else _failure_of(items)
+        if isinstance(error, HeadraceError):
             failures.append(at(index, error) if len(tasks) > 1 else error)
             results.append(failures[-1])
         elif error is not None:
             raise error
+        elif isinstance(items, list) and all(item.done() for item in items):
+            results.append(joined([item.result() for item in items]))
     if failures and (not partial or len(failures) == len(tasks)):
         raise failures[0]
     return results
+
+
+def _failure_of(items: "Tasks") -> BaseException | None:
+    return next((found for item in items if item.done() and (found := item.exception())), None)

@@ -3,33 +3,56 @@
 Pure; used by `flow.py` before admission (so that a wrong input costs nothing else) and after the last item is done.
 """
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from gateway.request import Request
 from gateway.served import ServedModel
 from shared.errors import HeadraceError, InvalidInput
-from shared.pipeline import RawInput
+from shared.pipeline import Kind, RawInput
 from shared.results import Result, Tensors
 from shared.tensors import Tensor
 
 _A = {"image": "an image", "text": "a text", "tensors": "tensors"}
 
 
-def pieces_of(model: ServedModel, inputs: list[RawInput]) -> list[list[RawInput]]:
-    """Per input, the items that it is made of. Raises InvalidInput naming the input (or its tensor)."""
+Pieces: TypeAlias = list[RawInput] | HeadraceError
+"""The items of one input, or why it has none."""
+
+
+def pieces_of(model: ServedModel, request: Request) -> list[Pieces]:
+    """Per input, the items that it is made of; with `partial_results` a bad input is its error.
+
+    Raises InvalidInput naming the input (or its tensor): the first bad one, or when none is good.
+    """
+    unreadable, partial = request.unreadable, request.partial_results
+    found = [unreadable.get(index) or _or_error(model, raw) for index, raw in enumerate(request.inputs)]
+    errors = [index for index, pieces in enumerate(found) if isinstance(pieces, HeadraceError)]
+    if errors and (not partial or len(errors) == len(found)):
+        first = found[errors[0]]
+        if isinstance(first, HeadraceError):
+            raise first if len(found) == 1 else at(errors[0], first)
+    return [at(index, one) if isinstance(one, HeadraceError) else one for index, one in enumerate(found)]
+
+
+def rows_of(pieces: Sequence[Pieces]) -> int:
+    """All rows of a request."""
+    return sum(raw.rows for items in pieces if isinstance(items, list) for raw in items)
+
+
+def kind_of(request: Request) -> Kind:
+    """What the request brings, to find a model for it."""
+    return next(
+        (raw.kind for index, raw in enumerate(request.inputs) if index not in request.unreadable),
+        request.inputs[0].kind,
+    )
+
+
+def _or_error(model: ServedModel, raw: RawInput) -> Pieces:
     try:
-        return [_pieces(model, raw) for raw in inputs]
+        return _pieces(model, raw)
     except HeadraceError as error:
-        if len(inputs) == 1:
-            raise
-        index = _first_bad(model, inputs)
-        raise at(index, error) from None
-
-
-def _first_bad(model: ServedModel, inputs: list[RawInput]) -> int:
-    for index, raw in enumerate(inputs):
-        try:
-            _pieces(model, raw)
-        except HeadraceError:
-            return index
-    return 0
+        return error
 
 
 def _pieces(model: ServedModel, raw: RawInput) -> list[RawInput]:
@@ -67,4 +90,6 @@ def _along_rows(parts: list[Tensor]) -> Tensor:
 
 def at(index: int, error: HeadraceError) -> HeadraceError:
     """The same failure, naming the input."""
+    if error.text.startswith(f"inputs[{index}]"):
+        return error
     return type(error)(f"inputs[{index}]: {error.text}", retry_after_ms=error.retry_after_ms)

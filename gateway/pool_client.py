@@ -103,7 +103,7 @@ class PoolClient:
             entry = self._inflight.oldest(_holder(identity))
             if entry is not None and not entry.job.overran and now - entry.sent_s > limit_s:
                 entry.job.overran = True
-                log.warning("pool job over its limit", process=_holder(identity), limit_s=limit_s)
+                log.warning("pool job over its limit", killed=_holder(identity), limit_s=limit_s)
                 self._processes.kill(identity)
 
     def _push(self, job: PoolJob) -> None:

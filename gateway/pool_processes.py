@@ -164,7 +164,7 @@ class PoolProcesses:
         if not recycled:
             place.backoff.failed(now_s())
             delay_s = place.backoff.next_delay_s(now_s())
-            log.warning("pool process lost", process=identity.decode(), exit_code=exit_code, restart_in_s=delay_s)
+            log.warning("pool process lost", lost=identity.decode(), exit_code=exit_code, restart_in_s=delay_s)
         self._on_lost(identity)
         self._later(delay_s, lambda: self._spawn(place))
 

@@ -61,6 +61,8 @@ class Request(msgspec.Struct):
     nbytes: int
     """Payload bytes of all inputs."""
     partial_results: bool = False
+    unreadable: dict[int, HeadraceError] = {}
+    """Inputs that the edge could not read, by index (`inputs` has an empty one there); only under `partial_results`."""
     times: StageTimes = msgspec.field(default_factory=StageTimes)
 
 

@@ -11,6 +11,9 @@ from shared.settings import Settings
 
 log = get_logger()
 
+_LOOPBACK = ("127.", "localhost", "[::1]")
+_LOOPBACK_HINT = "this machine only; gateway.grpc_address and gateway.http_address open it"
+
 TICK_S = 0.25  # a hang is noticed this late at most; all limits that it guards are seconds
 
 
@@ -27,7 +30,9 @@ class Announcement:
         self._announced = False
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         state.subscribe(self._changed)
-        log.info("listening", grpc=self._grpc, http=self._http, open_to="gateway.grpc_address, gateway.http_address")
+        addresses = (self._grpc, self._http)
+        hint = _LOOPBACK_HINT if all(address.startswith(_LOOPBACK) for address in addresses) else "open to the network"
+        log.info("listening", grpc=self._grpc, http=self._http, note=hint)
 
     def _changed(self) -> None:
         models = self._state.models()

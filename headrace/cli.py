@@ -34,7 +34,15 @@ ConfigOption = Annotated[
     typer.Option("--config", "-c", help="Settings file; else ./headrace.yaml if there is one.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-AddressOption = Annotated[str, typer.Option("--address", "-a", help="host:port of a running server.")]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        help="host:port of a running server; else gateway.grpc_address of the settings.",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
@@ -58,7 +66,7 @@ def classify(
     files: Annotated[list[Path], typer.Argument(help="Image files.", metavar="FILE...", show_default=False)],
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Classes per image, best first.")] = 5,
     model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when one is served.")] = "",
-    address: AddressOption = "127.0.0.1:8001",
+    address: AddressOption = "",
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per image.")] = 10.0,
     *,
     as_json: JsonOption = False,
@@ -73,7 +81,9 @@ def classify(
         headrace classify photos/*.jpg --json | jq -r '.labels[0].name'
     """
     from headrace.classify import Wanted, run  # noqa: PLC0415 - imports gRPC
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
+    address = address or load(None).settings.gateway.grpc_address
     wanted = Wanted(address=address, model=model, top_k=top_k, timeout_s=timeout)
     raise typer.Exit(run(files, wanted, as_json=as_json))
 

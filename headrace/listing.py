@@ -81,9 +81,11 @@ def print_models(root: Path, *, as_json: bool) -> None:
     if not rows:
         console.print(f"No models in {root}. Get the default one with: headrace models fetch", highlight=False)
         return
-    table = Table(title=f"Models in {root}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"Models in {root}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in ("model", "version", "current", "pipeline", "size"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
+        # names give way in a narrow terminal; hashes and numbers would be wrong when cut
+        whole = heading in {"version", "size", "current"}
+        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         mark = Text("●", style="green") if row.current else Text("")
         size = f"{row.nbytes / 1e6:.1f} MB" if row.nbytes >= 1e5 else f"{row.nbytes / 1e3:.1f} kB"

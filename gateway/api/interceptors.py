@@ -176,7 +176,10 @@ class Edge:
         """End the call with the failure's status. Always raises (gRPC's AbortError)."""
         text = status.sentence(failure)
         trailers = call.trailers() + status.error_trailers(failure, text)
-        await call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+        try:
+            await call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+        except grpc.aio.InternalError:  # the caller left meanwhile: nobody to tell, and nothing for the log
+            raise asyncio.CancelledError from None
         raise AssertionError("gRPC's abort always raises")
 
     async def parsed(

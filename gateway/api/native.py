@@ -62,16 +62,17 @@ class Inference:
         if self.drain.started:
             raise Draining("the server is stopping and takes no new requests")
         parse.check_model(message.model, message.version)
-        inputs, nbytes = parse.raw_inputs(message, self._settings.admission)
+        given = parse.raw_inputs(message, self._settings.admission)
         return Request(
             model=message.model,
             version=message.version,
             request_id=request_id,
-            inputs=inputs,
+            inputs=given.inputs,
             options=parse.options(message),
             deadline_s=deadline_s,
             arrived_s=call.arrived_s,
-            nbytes=nbytes,
+            nbytes=given.nbytes,
             partial_results=message.partial_results,
+            unreadable=given.unreadable,
             times=times,
         )

@@ -5,10 +5,10 @@ Each sentence names the field, the limit and the setting. Text that comes from t
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from protos.headrace.v1 import inference_pb2 as pb
-from shared.errors import InvalidInput, TooLarge, UnknownVersion
+from shared.errors import HeadraceError, InvalidInput, TooLarge, UnknownVersion
 from shared.pipeline import RawInput
 from shared.settings import AdmissionSettings
 from shared.tensors import DTYPES, RawTensor, unpack_bytes
@@ -48,8 +48,21 @@ def check_request_id(request_id: str) -> None:
         raise InvalidInput(f"request_id is {shown(request_id)}: it has 0..128 printable ASCII characters")
 
 
-def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> tuple[list[RawInput], int]:
-    """The inputs and their payload bytes. Raises InvalidInput naming the input, TooLarge naming the setting."""
+class Inputs(NamedTuple):
+    """What a request brings."""
+
+    inputs: list[RawInput]
+    nbytes: int
+    """Payload bytes."""
+    unreadable: dict[int, HeadraceError]
+    """By index; `inputs` has an empty input there."""
+
+
+def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> Inputs:
+    """The inputs; with `partial_results` also those that can't be read.
+
+    Raises InvalidInput naming the input, TooLarge naming the setting.
+    """
     count = len(request.inputs)
     if not count:
         raise InvalidInput(
@@ -62,12 +75,19 @@ def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> tuple[l
             "(admission.max_inputs_per_request)"
         )
     found: list[RawInput] = []
+    unreadable: dict[int, HeadraceError] = {}
     nbytes = 0
     for index, given in enumerate(request.inputs):
-        raw, size = _raw_input(given, index)
+        try:
+            raw, size = _raw_input(given, index)
+        except InvalidInput as error:
+            if not request.partial_results or count == 1:
+                raise
+            unreadable[index] = error
+            raw, size = RawInput(kind="image"), 0
         found.append(raw)
         nbytes += size
-    return found, nbytes
+    return Inputs(found, nbytes, unreadable)
 
 
 def options(request: pb.PredictRequest) -> dict[str, Any]:

@@ -87,11 +87,19 @@ class RunningGrpc:
         The port stays open while calls run: we refuse with UNAVAILABLE and a pushback, so that callers wait or go
         elsewhere. Once gRPC itself is told to stop, it ends calls that are on their way with a bare CANCELLED.
         """
+        await self.drain(grace_s)
+        await self._server.stop(_LAST_WORDS_S)
+
+    async def drain(self, grace_s: float) -> None:
+        """The same without closing: for a process that ends next.
+
+        Until its very end it refuses with a reason; then the connections are reset, which a caller sees as UNAVAILABLE,
+        while gRPC's own stop would end the calls of the last moment with a bare CANCELLED that nobody tries again.
+        """
         self.stop_serving()
         self._parts.inference.drain.start()
         await self._parts.outcomes.wait_idle(grace_s)
         self._parts.health.close()
-        await self._server.stop(_LAST_WORDS_S)
 
 
 class Parts:

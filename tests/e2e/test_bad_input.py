@@ -173,6 +173,13 @@ def test_partial_results_keep_the_good_ones(stub: pb_grpc.InferenceStub, jpeg: b
     assert kinds == ["classification", "error", "classification"]
 
 
+def test_partial_results_also_keep_inputs_that_can_not_even_be_read(stub: pb_grpc.InferenceStub, jpeg: bytes) -> None:
+    inputs = [pb.Input(), pb.Input(image=b""), pb.Input(image=jpeg), pb.Input(text="a cat")]
+    results = stub.Predict(pb.PredictRequest(model="sim", inputs=inputs, partial_results=True), timeout=10).results
+    assert [result.WhichOneof("kind") for result in results] == ["error", "error", "classification", "error"]
+    assert [result.error.reason for result in results if result.WhichOneof("kind") == "error"] == ["invalid_input"] * 3
+
+
 def test_a_failed_call_has_its_machine_readable_reason(stub: pb_grpc.InferenceStub) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         stub.Predict(image(b"no image"), timeout=5)

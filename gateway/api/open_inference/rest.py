@@ -8,17 +8,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.api.native import Answers
-from gateway.api.open_inference import rest_codec, rest_facts, rest_values
+from gateway.api.open_inference import rest_codec, rest_facts
 from gateway.api.open_inference.classify import Classify
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.model import InferRequest
 from gateway.api.open_inference.models import Served, find
 from gateway.api.open_inference.rest_call import JSON, DirectRoute, HttpCall, HttpEdge, json_response
 from gateway.api.open_inference.rest_docs import DOCS, Operation
+from gateway.api.open_inference.rest_memory import Regions
 from gateway.api.open_inference.service import OpenInference
 from gateway.api.outcomes import Outcomes
 from gateway.request import StageTimes
-from shared.errors import HeadraceError, InvalidInput, NotReady
+from shared.errors import HeadraceError, InvalidInput, NotReady, Unsupported
 from shared.settings import Settings
 
 _BINARY = "application/octet-stream"
@@ -46,6 +47,7 @@ class Rest:
     def router(self) -> APIRouter:
         """All routes, each with its description in `rest_docs`."""
         edge, router = self._edge, APIRouter(route_class=DirectRoute)
+        regions = Regions(self._parts.infer.memory)
         endpoints: dict[str, Endpoint] = {
             "classify": edge.counted("Classify", self._classify),
             "infer": edge.counted("RestInfer", self.infer),
@@ -59,6 +61,9 @@ class Rest:
             "index": edge.plain(self.index),
             "load": edge.counted("RestLoad", self.load),
             "unload": edge.counted("RestUnload", self.unload),
+            "regions": edge.plain(regions.status),
+            "register": edge.plain(regions.register),
+            "unregister": edge.plain(regions.unregister),
         }
         for operation in DOCS:
             _add(router, operation, endpoints[operation.endpoint])
@@ -132,12 +137,13 @@ class Rest:
 
     async def index(self, call: HttpCall) -> Response:
         """`POST /v2/repository/index`."""
-        body = await call.body.read()
-        only_ready = _index_body(body).ready if body.strip() else False
-        return json_response(rest_facts.index(self._parts, only_ready=only_ready))
+        asked = await call.json(_Index)
+        return json_response(rest_facts.index(self._parts, only_ready=asked.ready))
 
     async def load(self, call: HttpCall) -> Response:
         """`POST /v2/repository/models/{model}/load`."""
+        if (await call.json(_Load)).parameters:
+            raise Unsupported("a model is configured by its folder; load takes no parameters")
         await self._parts.repository.load(_named(call)[0])
         return json_response({})
 
@@ -150,15 +156,12 @@ class Rest:
         return find(self._parts.models, *_named(call))
 
 
-class _IndexBody(msgspec.Struct):
+class _Index(msgspec.Struct):
     ready: bool = False
 
 
-def _index_body(body: bytes) -> _IndexBody:
-    try:
-        return msgspec.json.decode(body, type=_IndexBody)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body of the index request: {rest_values.sentence(error)}") from None
+class _Load(msgspec.Struct):
+    parameters: dict[str, Any] = {}
 
 
 def _named(call: HttpCall) -> tuple[str, str]:

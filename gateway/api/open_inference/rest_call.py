@@ -17,10 +17,11 @@ from fastapi.routing import APIRoute
 from gateway.api import status
 from gateway.api.interceptors import RequestIds
 from gateway.api.open_inference.rest_body import Bodies, Body
+from gateway.api.open_inference.rest_values import sentence
 from gateway.api.outcomes import OK, Outcomes
 from gateway.request import StageTimes
 from shared.clock import now_s
-from shared.errors import Cancelled, Code, HeadraceError, InternalFault
+from shared.errors import Cancelled, Code, HeadraceError, InternalFault, InvalidInput
 from shared.logs import get_logger
 from shared.settings import Settings
 
@@ -63,6 +64,14 @@ class HttpCall:
         if self.times is not None:
             headers[status.SERVER_TIMING] = self.times.server_timing()
         return headers
+
+    async def json(self, kind: type[_T]) -> _T:
+        """The body as this type; an empty one is an empty object. Raises InvalidInput and as `Body.read`."""
+        body = await self.body.read()
+        try:
+            return msgspec.json.decode(body if body.strip() else b"{}", type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidInput(f"the request's JSON: {sentence(error)}") from None
 
     async def while_connected(self, work: Awaitable[_T]) -> _T:
         """The result of `work`; cancels it and raises Cancelled when the caller leaves. Read the body before."""

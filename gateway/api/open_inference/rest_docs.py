@@ -19,6 +19,13 @@ _VERSION = {
     "schema": {"type": "string"},
     "description": "16 hexadecimal digits; the paths without it take the current version.",
 }
+_REGION = {
+    "name": "region",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "The name that requests use in their parameter shared_memory_region.",
+}
 _HOST = "http://127.0.0.1:8000"
 
 
@@ -42,7 +49,7 @@ class Operation(NamedTuple):
 
     def openapi(self, path: str) -> dict[str, Any]:
         """The hand-written part of the operation's OpenAPI object."""
-        in_path = [one for one in (_MODEL, _VERSION) if f"{{{one['name']}}}" in path]
+        in_path = [one for one in (_MODEL, _VERSION, _REGION) if f"{{{one['name']}}}" in path]
         described: dict[str, Any] = {
             "parameters": [*in_path, *self.query],
             "responses": {
@@ -86,6 +93,7 @@ _INFER_ANSWER = {
     "id": "42",
     "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 1.0, 1.5, 2.0]}],
 }
+_REGISTER = {"key": "/headrace-in", "offset": 0, "byte_size": 64}
 _BINARY = {"type": "string", "format": "binary"}
 
 DOCS: tuple[Operation, ...] = (
@@ -241,6 +249,37 @@ DOCS: tuple[Operation, ...] = (
         "Take a model out of service",
         "501 unless the setting gateway.repository_control is on.",
         f"-X POST {_HOST}/v2/repository/models/identity/unload",
+        {},
+    ),
+    Operation(
+        "regions",
+        "GET",
+        ("/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/{region}/status"),
+        "System shared memory",
+        "Registered regions",
+        "These endpoints answer 501 unless the setting gateway.system_shared_memory_prefix is set.",
+        f"{_HOST}/v2/systemsharedmemory/status",
+        [{"name": "in", "key": "/headrace-in", "offset": 0, "byte_size": 64}],
+    ),
+    Operation(
+        "register",
+        "POST",
+        ("/v2/systemsharedmemory/region/{region}/register",),
+        "System shared memory",
+        "Register a region",
+        "key is the name of a POSIX shared memory object of this machine that begins with the configured prefix.",
+        f"{_HOST}/v2/systemsharedmemory/region/in/register -d '{msgspec.json.encode(_REGISTER).decode()}'",
+        {},
+        {"application/json": {"example": _REGISTER}},
+    ),
+    Operation(
+        "unregister",
+        "POST",
+        ("/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/{region}/unregister"),
+        "System shared memory",
+        "Forget a region, or all",
+        "Requests that use it still finish.",
+        f"-X POST {_HOST}/v2/systemsharedmemory/unregister",
         {},
     ),
 )

@@ -12,6 +12,8 @@ EXPECTED = {
     "too_large": errors.TooLarge,
     "unknown_model": errors.NotFound,
     "unknown_version": errors.NotFound,
+    "unknown_region": errors.NotFound,
+    "unsupported": errors.ServerError,
     "overloaded": errors.Overloaded,
     "deadline_exceeded": errors.DeadlineExceeded,
     "cancelled": errors.Cancelled,

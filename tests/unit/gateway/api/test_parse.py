@@ -28,7 +28,7 @@ def tensor(
 
 
 def inputs(*given: pb.Input) -> tuple[list[object], int]:
-    found, nbytes = parse.raw_inputs(pb.PredictRequest(inputs=given), LIMITS)
+    found, nbytes, _ = parse.raw_inputs(pb.PredictRequest(inputs=given), LIMITS)
     return list(found), nbytes
 
 
@@ -68,7 +68,9 @@ def test_refuses_a_request_id_that_could_break_metadata_or_logs(request_id: str)
 
 
 def test_takes_images_texts_and_tensors_and_counts_their_bytes() -> None:
-    found, nbytes = parse.raw_inputs(pb.PredictRequest(inputs=[image(b"abc"), pb.Input(text="dä"), tensor()]), LIMITS)
+    found, nbytes, _ = parse.raw_inputs(
+        pb.PredictRequest(inputs=[image(b"abc"), pb.Input(text="dä"), tensor()]), LIMITS
+    )
 
     assert [one.kind for one in found] == ["image", "text", "tensors"]
     assert [bytes(one.data) for one in found] == [b"abc", b"d\xc3\xa4", b""]
