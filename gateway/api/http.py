@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.api.addresses import split
-from gateway.api.open_inference import rest_docs
+from gateway.api.open_inference import rest_page
 from gateway.api.open_inference.rest import Rest, RestParts
 from gateway.state import ServerState
 from shared.errors import ExitCode, StartupError
@@ -47,7 +47,7 @@ def build_app(
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         """What the endpoints take and answer, with examples."""
-        return HTMLResponse(rest_docs.page(), headers=rest_docs.PAGE_HEADERS)
+        return HTMLResponse(rest_page.page(), headers=rest_page.HEADERS)
 
     @app.get("/healthz")
     async def healthz() -> Response:

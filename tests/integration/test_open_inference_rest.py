@@ -2,10 +2,12 @@
 
 import asyncio
 import gzip
+import os
 import re
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import msgspec
@@ -29,13 +31,14 @@ def tensor(array: Any, name: str = "INPUT0", datatype: str = "FP32") -> dict[str
 BODY = {"inputs": [tensor(ROW)]}
 
 
+GATEWAY = {"max_message_bytes": 1024 * 1024, "system_shared_memory_prefix": "headrace-test-"}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[HttpSite]:
     """One server for all tests: stopping one takes a while."""
-    async with serving_http(settings(gateway={"max_message_bytes": 1024 * 1024})) as site:
+    async with serving_http(settings(gateway=GATEWAY)) as site:
         yield site
 
 
@@ -395,6 +398,48 @@ async def test_unknown_paths_and_methods_are_json_errors(site: HttpSite) -> None
 
     assert (path.status_code, path.json()) == (404, {"error": "Not Found"})
     assert (method.status_code, method.json()) == (405, {"error": "Method Not Allowed"})
+
+
+async def test_a_load_with_parameters_is_refused_as_nothing_that_works_here(site: HttpSite) -> None:
+    answer = await site.client.post("/v2/repository/models/identity/load", json={"parameters": {"config": "{}"}})
+
+    assert (answer.status_code, "load takes no parameters" in answer.json()["error"]) == (501, True)
+
+
+async def test_tensors_in_shared_memory(site: HttpSite) -> None:
+    memory = SharedMemory(f"headrace-test-{os.getpid()}", create=True, size=128)
+    try:
+        memory.buf[:64] = ROW.tobytes()
+        region = "/v2/systemsharedmemory/region/r"
+        described = {"key": memory.name, "offset": 0, "byte_size": 128}
+        registered = await site.client.post(f"{region}/register", json=described)
+        status = (await site.client.get(f"{region}/status")).json()
+        place = {"shared_memory_region": "r", "shared_memory_byte_size": 64}
+        asked = {
+            "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "parameters": place}],
+            "outputs": [{"name": "OUTPUT0", "parameters": place | {"shared_memory_offset": 64}}],
+        }
+        answer = await site.client.post(IDENTITY, json=asked)
+        written = bytes(memory.buf[64:128])
+        removed = await site.client.post("/v2/systemsharedmemory/unregister")
+        gone = await site.client.post(IDENTITY, json=asked)
+    finally:
+        memory.close()
+        memory.unlink()
+
+    assert [registered.status_code, removed.status_code] == [200, 200]
+    assert status == [{"name": "r", **described}]
+    assert answer.json()["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16]}]
+    assert written == ROW.tobytes()
+    assert (gone.status_code, gone.headers["error-reason"]) == (404, "unknown_region")
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"key":1,"byte_size":1}', b'{"key":"/etc","byte_size":1}', b"{"])
+async def test_a_wrong_region_is_refused(site: HttpSite, body: bytes) -> None:
+    answer = await site.client.post("/v2/systemsharedmemory/region/r/register", content=body)
+
+    assert answer.status_code == 400
+    assert (await site.client.get("/v2/systemsharedmemory/status")).json() == []
 
 
 # ------------------------------------------------------------ the plain upload

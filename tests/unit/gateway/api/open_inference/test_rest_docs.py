@@ -1,4 +1,5 @@
-from gateway.api.open_inference.rest_docs import DOCS, page
+from gateway.api.open_inference.rest_docs import DOCS
+from gateway.api.open_inference.rest_page import page
 
 
 def test_the_page_shows_every_path_and_loads_nothing() -> None:
