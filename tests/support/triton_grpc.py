@@ -7,15 +7,12 @@ import asyncio
 import queue
 import secrets
 from collections.abc import AsyncIterator, Awaitable
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 SIXTEEN = np.arange(16, dtype=np.float32).reshape(1, 16)
@@ -273,10 +270,10 @@ async def _storm(address: str, requests: int, cancelled: int) -> dict[str, int]:
 def shared_memory(address: str, prefix: str) -> None:
     """Inputs and outputs in regions; what is not registered is NOT_FOUND."""
     # The client's own helper for regions needs setuptools' pkg_resources, which is gone; the calls are its own.
-    region = SharedMemory(f"{prefix}{secrets.token_hex(4)}", create=True, size=128)
-    key = f"/{region.name}"
+    key = f"/{prefix}{secrets.token_hex(4)}"
+    region = Path("/dev/shm" + key)
     try:
-        region.buf[:64] = SIXTEEN.tobytes()
+        region.write_bytes(SIXTEEN.tobytes() + bytes(64))
         with triton.InferenceServerClient(address) as client:
             client.unregister_system_shared_memory()
             client.register_system_shared_memory("both", key, 128)
@@ -287,60 +284,11 @@ def shared_memory(address: str, prefix: str) -> None:
             wanted.set_shared_memory("both", 64, offset=64)
             result = client.infer("identity", [sent], outputs=[wanted])
             assert list(result.get_output("OUTPUT0").shape) == [1, 16]
-            assert bytes(region.buf[64:128]) == SIXTEEN.tobytes()
+            assert region.read_bytes()[64:] == SIXTEEN.tobytes()
             client.unregister_system_shared_memory("both")
             status, message = _failure(client.infer, "identity", [sent])
             assert (status, "'both'" in message) == ("StatusCode.NOT_FOUND", True)
             status, _ = _failure(client.register_system_shared_memory, "other", "/not-the-prefix", 1)
             assert status == "StatusCode.INVALID_ARGUMENT"
     finally:
-        region.close()
         region.unlink()
-
-
-# ---------------------------------------------------------------- the contract
-
-
-def contract(ours: str) -> list[str]:
-    """Every message, field, number and type of our descriptor set, as `name number type label`, that differs."""
-    from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415 - only this case needs a pool of its own
-
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(Path(ours).read_bytes()).file:
-        pool.Add(file)
-    theirs = service_pb2.DESCRIPTOR.pool
-    service = pool.FindServiceByName("inference.GRPCInferenceService")
-    other = theirs.FindServiceByName("inference.GRPCInferenceService")
-    wrong = [
-        method.name
-        for method in service.methods
-        if (method.input_type.full_name, method.output_type.full_name)
-        != (
-            other.methods_by_name[method.name].input_type.full_name,
-            other.methods_by_name[method.name].output_type.full_name,
-        )
-    ]
-    for method in service.methods:
-        for message in (method.input_type, method.output_type):
-            wrong += _differences(message, theirs.FindMessageTypeByName(message.full_name), set())
-    return wrong
-
-
-def _differences(ours: Descriptor, theirs: Descriptor, seen: set[str]) -> list[str]:
-    if ours.full_name in seen:
-        return []
-    seen.add(ours.full_name)
-    wrong = []
-    for field in ours.fields:
-        other = theirs.fields_by_name.get(field.name)
-        if other is None or _facts(field) != _facts(other):
-            wrong.append(f"{ours.full_name}.{field.name} {_facts(field)}")
-        elif field.message_type is not None and other.message_type is not None:
-            wrong += _differences(field.message_type, other.message_type, seen)
-    return wrong
-
-
-def _facts(field: FieldDescriptor) -> tuple[int, int, bool, str, str]:
-    oneof = field.containing_oneof.name if field.containing_oneof else ""
-    kind = field.message_type or field.enum_type
-    return field.number, field.type, field.is_repeated, kind.full_name if kind else "", oneof
