@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.open_inference.model import InferOutput, InferRequest, InferResponse
@@ -256,6 +256,7 @@ NUMBERS = {
 }
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.data(), st.sampled_from(sorted(NUMBERS)), st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_any_number_comes_back_as_it_was_sent_flat_or_nested(
     data: st.DataObject, datatype: str, dims: list[int]
@@ -272,6 +273,7 @@ def test_any_number_comes_back_as_it_was_sent_flat_or_nested(
     assert msgspec.json.decode(answer.body)["outputs"][0]["data"] == array.reshape(-1).tolist()
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.text(max_size=20), max_size=8))
 def test_any_text_comes_back_as_it_was_sent(texts: list[str]) -> None:
     sent = decoded(one_input(datatype="BYTES", shape=[len(texts)], data=texts)).inputs[0]
@@ -281,6 +283,7 @@ def test_any_text_comes_back_as_it_was_sent(texts: list[str]) -> None:
     assert msgspec.json.decode(answer.body)["outputs"][0]["data"] == texts
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.binary(max_size=300), st.one_of(st.none(), st.integers(-5, 400).map(str), st.text(max_size=5)))
 def test_any_bytes_are_a_request_or_an_invalid_input(raw: bytes, header: str | None) -> None:
     assert outcome(raw, header)
@@ -294,6 +297,7 @@ JSON = st.recursive(
 FIELDS = ("name", "datatype", "shape", "data", "parameters")
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
     st.sampled_from([*NUMBERS, "FP16", "BF16", "BYTES"]),
@@ -309,6 +313,7 @@ def test_any_json_in_a_field_is_a_request_or_an_invalid_input(
     assert len(found) < 600 if isinstance(found, str) else found.inputs[0].name == whole["name"]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.data())
 def test_a_binary_request_cut_or_changed_anywhere_is_a_request_or_an_invalid_input(data: st.DataObject) -> None:
     whole, header = framed(b"12345678", inputs=[BINARY])
