@@ -44,8 +44,9 @@ class GatewaySettings(_Group):
     """Requests of one PredictStream worked on at a time."""
     repository_control: bool = False
     """Lets clients of the Open Inference Protocol load and unload models, on the public port."""
-    system_shared_memory_prefix: Annotated[str, Field(pattern=r"^(/?[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")] = ""
-    """Clients on this machine may lay tensors into POSIX shared memory objects whose name begins so; empty: off."""
+    system_shared_memory_prefix: Annotated[str, Field(pattern=r"^/?([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")] = ""
+    """Clients on this machine may lay tensors into POSIX shared memory objects whose name begins so; empty: off, `/`:
+    every object that this process may open."""
     drain_ms: Milliseconds = 3_000
     """After SIGTERM: how long requests in flight may finish."""
 

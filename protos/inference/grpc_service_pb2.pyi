@@ -550,7 +550,7 @@ class ModelInferRequest(_message.Message):
     RAW_INPUT_CONTENTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     model_version: _builtins.str
-    """Empty: the server's choice."""
+    """A content hash, or the number that ModelStatistics has for it. Empty: the server's choice."""
     id: _builtins.str
     """Comes back byte for byte."""
     @_builtins.property
@@ -1055,6 +1055,9 @@ class ModelStatistics(_message.Message):
     BATCH_STATS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
+    """As it was asked for; when it was not, a number (the content hash's first 60 bits, which is accepted as a version in
+    every request): load generators read it as an integer.
+    """
     last_inference: _builtins.int
     """Milliseconds since the epoch; 0: none yet."""
     inference_count: _builtins.int

@@ -576,7 +576,14 @@ async def test_statistics_have_equal_counts_of_the_compute_stages() -> None:
             await stub.ModelInfer(request(data=bytes(64 * rows), input={"shape": [rows, 16]}))
         (stats,) = (await stub.ModelStatistics(pb.ModelStatisticsRequest(name="identity", version=VERSION))).model_stats
         unknown = await refused(stub.ModelStatistics(pb.ModelStatisticsRequest(name="nothing")))
+        (newest,) = (await stub.ModelStatistics(pb.ModelStatisticsRequest(name="identity"))).model_stats
+        (same,) = (
+            await stub.ModelStatistics(pb.ModelStatisticsRequest(name="identity", version=newest.version))
+        ).model_stats
+        by_number = await stub.ModelInfer(request(model_version=newest.version))
 
+    assert newest.version == same.version == str(int(VERSION[:15], 16))  # what a load generator can read as an integer
+    assert by_number.model_version == VERSION
     inner = stats.inference_stats
     assert (stats.name, stats.version) == ("identity", VERSION)
     assert (stats.inference_count, stats.execution_count) == (5, 3)

@@ -83,7 +83,7 @@ class Infer:
         raw = inputs.raw_inputs(model, view, request, self._limits, data_of)
         return Request(
             model=model.name,
-            version=request.version,
+            version=model.version if request.version else "",
             request_id="",
             inputs=raw,
             options=dict(parameters.options(request.parameters, model.pipeline.options_type)),

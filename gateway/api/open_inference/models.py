@@ -81,23 +81,32 @@ def view_of(model: Served) -> ModelView:
 
 
 def find(models: Models, name: str, version: str) -> Served:
-    """The served model of that name, ready or not. Raises UnknownModel, UnknownVersion, InvalidInput (no version)."""
+    """The served model of that name, ready or not; `version` is a content hash, its `number_of`, or empty.
+
+    Raises UnknownModel, UnknownVersion, or InvalidInput for what can't be a version.
+    """
     named = [model for model in models.models() if model.name == name and model.state.phase != "unloaded"]
     if not named:
         raise UnknownModel(f"model {shown(name)} is not served" if name else "the request names no model")
     if not version:
         return named[0]
     for model in named:
-        if model.version == version:
+        if version in {model.version, number_of(model.version)}:
             return model
     if not _is_version(version):
         raise InvalidInput(
-            f"version is {shown(version)}: a version of model {shown(name)} is 16 lower-case hexadecimal digits"
+            f"version is {shown(version)}: a version of model {shown(name)} is 16 lower-case hexadecimal digits "
+            "or a number"
         )
     raise UnknownVersion(f"version {shown(version)} of model {shown(name)} is not served")
 
 
+def number_of(version: str) -> str:
+    """A content hash as a decimal number, for clients that read versions as 64-bit integers: its first 60 bits."""
+    return str(int(version[:15], 16))
+
+
 def _is_version(text: str) -> bool:
-    """A version that might exist somewhere: ours, or a small number as other servers have them."""
-    digits = "0123456789abcdef" if len(text) == 16 else "0123456789"
-    return len(text) <= 16 and all(character in digits for character in text)
+    """A version that might exist somewhere: a hash of ours, or a number as other servers have them."""
+    is_hash = len(text) == 16 and all(character in "0123456789abcdef" for character in text)
+    return is_hash or (len(text) <= 19 and all(character in "0123456789" for character in text))

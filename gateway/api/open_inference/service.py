@@ -154,7 +154,9 @@ class OpenInferenceService:
             chosen = [find(models, asked.name, asked.version)] if asked.name else list(models.models())
         except (UnknownModel, UnknownVersion) as error:
             raise InvalidInput(error.text) from None
-        counts = [statistics.message(model, self._parts.statistics.of(model.name)) for model in chosen]
+        counted = self._parts.statistics
+        version = asked.version if asked.name else ""
+        counts = [statistics.message(model, counted.of(model.name), version) for model in chosen]
         return pb.ModelStatisticsResponse(model_stats=counts).SerializeToString()
 
     # ------------------------------------------------------------ repository

@@ -1,6 +1,6 @@
 """System shared memory: tensors that a client of this machine lays into a POSIX object instead of the message.
 
-Off unless `gateway.system_shared_memory_prefix` is set, and then only objects whose name begins with it.
+Off unless `gateway.system_shared_memory_prefix` is set, and then only objects whose name begins with it (`/`: all).
 
 A region is read with `pread` and written with `pwrite`, never mapped. The object belongs to the client, who may
 truncate it at any time: a mapping would then kill this process with SIGBUS at the next access, while a read just comes
@@ -112,15 +112,12 @@ class SharedMemory:
     """All registered regions. Event loop only."""
 
     def __init__(self, prefix: str, max_bytes: int) -> None:
-        """`prefix` of allowed object names, empty: off. `max_bytes` of one tensor (`gateway.max_message_bytes`)."""
+        """`prefix` of allowed object names, `/`: all, empty: off. `max_bytes`: of one tensor."""
+        self.is_on = bool(prefix)
+        """Whether the extension is offered."""
         self._prefix = prefix.removeprefix("/")
         self._max_bytes = max_bytes
         self._regions: dict[str, _Region] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the extension is offered."""
-        return bool(self._prefix)
 
     def register(self, status: RegionStatus) -> None:
         """Open the object. Raises Unsupported (off), InvalidInput, UnknownRegion (no such object), TooLarge."""

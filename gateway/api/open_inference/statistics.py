@@ -1,15 +1,19 @@
 """`gateway.statistics` → the protocol's statistics message."""
 
-from gateway.api.open_inference.models import Served
+from gateway.api.open_inference.models import Served, number_of
 from gateway.statistics import BatchStatistics, Duration, ModelStatistics
 from protos.inference import grpc_service_pb2 as pb
 
 
-def message(model: Served, counts: ModelStatistics) -> pb.ModelStatistics:
-    """One model's counts since the gateway started; durations are cumulative nanoseconds."""
+def message(model: Served, counts: ModelStatistics, asked_version: str = "") -> pb.ModelStatistics:
+    """One model's counts since the gateway started; durations are cumulative nanoseconds.
+
+    The version is the one that was asked for, in the caller's own form; without one it is a number, since load
+    generators read it as a 64-bit integer to find the newest.
+    """
     return pb.ModelStatistics(
         name=model.name,
-        version=model.version,
+        version=asked_version or number_of(model.version),
         last_inference=counts.last_inference_ms,
         inference_count=counts.inference_count,
         execution_count=counts.execution_count,

@@ -1,9 +1,11 @@
 """What is declared for each kind of pipeline, and which served model a name means."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.api.open_inference import metadata
-from gateway.api.open_inference.models import find, view_of
+from gateway.api.open_inference.models import find, number_of, view_of
 from protos.inference import grpc_service_pb2 as pb
 from shared.errors import HeadraceError, InvalidInput, UnknownModel, UnknownVersion
 from shared.tensors import DTYPES
@@ -17,6 +19,18 @@ def test_a_model_is_found_by_name_with_or_without_its_version() -> None:
     assert find(MODELS, "identity", "").name == find(MODELS, "identity", VERSION).name == "identity"
 
 
+@given(st.integers(0, 2**64 - 1))
+def test_a_versions_number_is_a_64_bit_integer_as_c_programs_write_it(number: int) -> None:
+    version = f"{number:016x}"
+
+    assert number_of(version) == str(number >> 4)
+    assert int(number_of(version)) < 2**63
+
+
+def test_a_model_is_found_by_its_versions_number() -> None:
+    assert find(MODELS, "identity", number_of(VERSION)).name == "identity"
+
+
 @pytest.mark.parametrize(
     ("name", "version", "error"),
     [
@@ -24,6 +38,8 @@ def test_a_model_is_found_by_name_with_or_without_its_version() -> None:
         ("nothing", "", UnknownModel),
         ("Identity", "", UnknownModel),
         ("identity", "1", UnknownVersion),
+        ("identity", "9" * 19, UnknownVersion),
+        ("identity", "9" * 20, InvalidInput),
         ("identity", "f" * 16, UnknownVersion),
         ("identity", "1 ", InvalidInput),
         ("identity", "0x1", InvalidInput),

@@ -196,6 +196,14 @@ def test_one_tensor_is_no_larger_than_a_message_may_be(shm: Object) -> None:
     small.close()
 
 
+def test_a_slash_allows_every_object_but_still_one_name_below_the_folder(shm: Object) -> None:
+    every = registered(SharedMemory("/", 100), shm)
+    assert every.is_on
+    with pytest.raises(InvalidInput):
+        every.register(RegionStatus("x", "../etc/passwd", 0, 1))
+    every.close()
+
+
 def test_off_means_off() -> None:
     off = SharedMemory("", 100)
     assert not off.is_on
