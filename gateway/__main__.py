@@ -169,8 +169,11 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     logs.configure("gateway", settings.log)
     raise_file_limit()
     os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     with StopSignal() as stop:
-        return asyncio.run(run(settings, config, announcer, stop))
+        # The loop is never closed: that would cancel the refusals of the last moment, and the process ends next.
+        return loop.run_until_complete(run(settings, config, announcer, stop))
 
 
 if __name__ == "__main__":

@@ -127,3 +127,12 @@ def rewrite(site: Site, **groups: object) -> None:
     settings = json.loads(site.config.read_text())
     settings.update(groups)
     site.config.write_text(json.dumps(settings))
+
+
+def test_a_stop_under_load_ends_no_call_without_a_reason_to_try_again(own_site: Site, jpeg: bytes) -> None:
+    with serving(own_site) as process, Load(own_site.grpc, jpeg) as load:
+        load.wait_for("ok", 100)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+        load.stop()
+    check(load, "draining", "unreachable")  # both UNAVAILABLE; never a bare CANCELLED

@@ -36,10 +36,14 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self.stop()
         self._thread.join(self._timeout_s + 20)
         if self._thread.is_alive():
             raise AssertionError(f"a call has not ended: {self.outcomes}")
+
+    def stop(self) -> None:
+        """No further calls; those under way end by themselves."""
+        self._stop.set()
 
     def wait_for(self, outcome: str, more: int, limit_s: float = 30.0) -> None:
         """Until `more` further calls have ended with this outcome."""
