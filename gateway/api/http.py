@@ -27,6 +27,7 @@ _BACKLOG = 1024  # connections of a burst that the event loop has not looked at 
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 """Newer versions of FastAPI look for OpenTelemetry with every request; our counts are on /metrics."""
 _IDLE_S = 75  # between two requests; clients and proxies that reuse connections give up after a minute
+_LAST_WORDS_S = 0.25
 _SILENT_S = 10  # before the first request
 
 
@@ -130,6 +131,8 @@ async def start_http(
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     await server.main_loop()
     await server.shutdown(sockets=[listener])
+    if server.server_state.tasks:  # cancelled by now: their refusals are on their way
+        await asyncio.wait(list(server.server_state.tasks), timeout=_LAST_WORDS_S)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -300,6 +300,30 @@ async def test_a_caller_that_leaves_cancels_its_work(site: HttpSite, flow: Echo)
     del reader
 
 
+async def test_a_stop_that_cant_wait_longer_answers_503_to_what_is_left() -> None:
+    async with serving_http() as site:
+        site.flow.gate = asyncio.Event()
+        call = asyncio.create_task(site.client.post(IDENTITY, json=BODY))
+        await site.flow.until(lambda one: one.running == 1, "the request to reach the flow")
+        await site.stop()
+        answer = await call
+
+        assert (answer.status_code, answer.headers["error-reason"]) == (503, "draining")
+        assert site.outcomes.counts == {("RestInfer", "draining"): 1}
+        assert site.flow.cancelled == 1
+
+
+async def test_requests_sent_one_behind_the_other_are_answered_in_order(site: HttpSite) -> None:
+    texts = [msgspec.json.encode(BODY | {"id": str(number)}) for number in range(5)]
+    head = f"POST {IDENTITY} HTTP/1.1\r\nHost: x\r\nContent-Length: {{}}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*site.address.split(":"))
+    writer.write(b"".join(head.format(len(text)).encode() + text for text in texts))
+    for number in range(5):
+        answer = await asyncio.wait_for(reader.readuntil(b"]}]}"), 5)
+        assert answer.count(f'"id":"{number}"'.encode()) == 1
+    writer.close()
+
+
 async def test_a_caller_that_leaves_in_the_middle_of_its_body_is_forgotten(site: HttpSite, flow: Echo) -> None:
     _, writer = await asyncio.open_connection(*site.address.split(":"))
     writer.write(f"POST {IDENTITY} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())

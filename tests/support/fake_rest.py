@@ -19,6 +19,7 @@ class HttpSite:
 
     def __init__(self, running: RunningHttp, stack: Stack, outcomes: Outcomes, client: httpx.AsyncClient) -> None:
         self.address = running.address
+        self.stop = running.stop
         self.stack = stack
         self.flow = stack.flow
         self.outcomes = outcomes

@@ -21,7 +21,7 @@ from gateway.api.open_inference.rest_values import sentence
 from gateway.api.outcomes import OK, Outcomes
 from gateway.request import StageTimes
 from shared.clock import now_s
-from shared.errors import Cancelled, Code, HeadraceError, InternalFault, InvalidInput
+from shared.errors import Cancelled, Draining, HeadraceError, InternalFault, InvalidInput
 from shared.logs import get_logger
 from shared.settings import Settings
 
@@ -125,15 +125,17 @@ class HttpEdge:
                 call.request_id = self._make_id()
                 try:
                     response = await serve(call)
-                except asyncio.CancelledError:
-                    self._outcomes.ended(method, Code.CANCELLED.value)
-                    raise
+                except asyncio.CancelledError:  # the HTTP server's stop has waited long enough; not the caller's doing
+                    if task := asyncio.current_task():
+                        task.uncancel()
+                    failure: HeadraceError = Draining("the server is stopping and can't wait for this request")
                 except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
                     failure = _foreseen(error, method, call)
-                    self._outcomes.ended(method, failure.code.value)
-                    return refusal(failure, call.headers())
-            self._outcomes.ended(method, OK)
-            return response
+                else:
+                    self._outcomes.ended(method, OK)
+                    return response
+            self._outcomes.ended(method, failure.code.value)
+            return refusal(failure, call.headers())
 
         return handle
 
