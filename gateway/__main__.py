@@ -54,7 +54,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, config: Path | None, runtime: RuntimeDir) -> None:
         """Builds; starts nothing. Raises StartupError."""
-        models = served_models(settings)
+        models, broken = served_models(settings)
         self.settings = settings
         self.generation = secrets.randbits(63)
         private = runtime.private(self.generation)
@@ -62,7 +62,7 @@ class Gateway:
         self.arena = Arena.create(settings.arena.budget_bytes)
 
         self.metrics, self.outcomes, cost = Metrics(), Outcomes(), CostModel()
-        self.admission, routing = Admission(settings.admission), Routing(models)
+        self.admission, routing = Admission(settings.admission), Routing(models, broken)
         leases = Leases(self.arena, settings.arena.inline_bytes, settings.worker.staged_batches + 1)
         self.router: Router[FromWorker, ToWorker] = Router(
             self.endpoint,

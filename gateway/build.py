@@ -1,17 +1,33 @@
 """Builds the served models from the repository; called once by the composition root."""
 
+from typing import NamedTuple
+
 from gateway.batcher import BatchLimits
 from gateway.readiness import NO_WORKER
 from gateway.served import ServedModel
 from gateway.state import ModelState
 from shared.errors import ExitCode, HeadraceError, StartupError
+from shared.logs import get_logger
 from shared.pipeline_loader import load_pipeline
 from shared.repository import Repository
 from shared.settings import Settings
 
+log = get_logger()
 
-def served_models(settings: Settings) -> list[ServedModel]:
-    """All models to serve, each at its current version. Raises StartupError naming the model and the next step."""
+
+class Models(NamedTuple):
+    """What the repository gives."""
+
+    served: list[ServedModel]
+    broken: list[ModelState]
+    """Models that can't even be described; they are shown with the reason, and the others are served."""
+
+
+def served_models(settings: Settings) -> Models:
+    """All models to serve, each at its current version.
+
+    Raises StartupError naming the next step when there is none, or the first model's reason when none can be used.
+    """
     repository = Repository(settings.repository)
     names = settings.models or tuple(name for name in repository.names() if repository.versions(name))
     if not names:
@@ -20,14 +36,31 @@ def served_models(settings: Settings) -> list[ServedModel]:
             f"no model in repository {settings.repository} has a version; "
             "fetch the default one: headrace models fetch efficientnet-lite0",
         )
-    return [_at_start(repository, settings, number, name) for number, name in enumerate(names, start=1)]
+    found = Models([], [])
+    errors: list[StartupError] = []
+    for number, name in enumerate(names, start=1):
+        try:
+            found.served.append(_at_start(repository, settings, number, name))
+        except StartupError as error:
+            errors.append(error)
+            found.broken.append(ModelState(name, "", "failed", error.text))
+            log.error("model can't be served", model=name, reason=error.text)  # noqa: TRY400 - the sentence says it all
+    if not found.served:
+        raise errors[0]
+    return found
 
 
 def _at_start(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:
     try:
         return served_model(repository, settings, number, name)
+    except StartupError:
+        raise
     except HeadraceError as error:
         raise StartupError(ExitCode.MODEL_LOAD, error.text) from error
+    except Exception as error:  # a pipeline is the user's code and may raise anything, also when it is only described
+        log.exception("model can't be described", model=name)
+        text = f"model {name}: its pipeline raised {type(error).__name__}: {str(error)[:200]}"
+        raise StartupError(ExitCode.MODEL_LOAD, text) from error
 
 
 def served_model(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:

@@ -38,6 +38,7 @@ class Parts:
         memory = self.arena.stats()
         return {
             "models": [self._model(model) for model in self.routing.models()],
+            "broken_models": {state.name: state.reason for state in self.routing.states() if not state.version},
             "in_flight": {
                 "requests": self.admission.in_flight_requests,
                 "rows": self.admission.in_flight_rows,

@@ -39,7 +39,7 @@ class ModelControl:
 
     def index(self) -> list[ModelState]:
         """All models that are served, or were until they were unloaded."""
-        return [model.state for model in self._routing.models()]
+        return self._routing.states()
 
     def serve(self, model: ServedModel) -> None:
         """Let every present and future process of ours know this model."""

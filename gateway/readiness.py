@@ -47,7 +47,7 @@ class Readiness:
 
     def models(self) -> list[ModelState]:
         """All served models."""
-        return [model.state for model in self._routing.models()]
+        return self._routing.states()
 
     def not_ready_reason(self) -> str | None:
         """None when every served model can answer a request now; otherwise one sentence."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from gateway.served import ServedModel
-from gateway.state import Phase
+from gateway.state import ModelState, Phase
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
 from shared.pipeline import Kind
 
@@ -14,12 +14,19 @@ RETRY_MS: dict[Phase, int] = {"no_worker": 1000, "loading": 1000, "proving": 100
 class Routing:
     """Served models by name; one version each, until traffic shares make it several."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(self, models: Iterable[ServedModel], broken: Iterable[ModelState] = ()) -> None:
+        """`broken`: models that are configured and can't be served, with the reason."""
         self._by_name = {model.name: model for model in models}
+        self._broken = {state.name: state for state in broken}
 
     def add(self, model: ServedModel) -> None:
         """Serve one more model."""
+        self._broken.pop(model.name, None)
         self._by_name[model.name] = model
+
+    def states(self) -> list[ModelState]:
+        """All models, those that can't be served included."""
+        return [*(model.state for model in self._by_name.values()), *self._broken.values()]
 
     def models(self) -> Iterable[ServedModel]:
         """All served models."""
@@ -56,4 +63,7 @@ class Routing:
         try:
             return self._by_name[name]
         except KeyError:
+            if name in self._broken:
+                reason = self._broken[name].reason
+                raise NotReady(f"model {name!r} can't be served: {reason}", retry_after_ms=RETRY_MS["failed"]) from None
             raise UnknownModel(f"model {name[:100]!r} is not served") from None

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
+from headrace import Client, InferenceError
 from tests.support.stack import Process, Site, simulated_repository
+
+RAISING_PIPELINE = """
+from shared.pipelines.tensor import TensorPipeline
+from shared.pipeline import Config, Pipeline
+
+class Own(Pipeline):
+    @property
+    def spec(self): raise ValueError("no spec today")
+    def preprocess(self, item, options, out): ...
+    def postprocess(self, outputs, context, options): ...
+    def example(self): ...
+"""
 
 AT_ONCE_S = 10.0  # of interpreter start and imports on a busy machine; a person would call it at once
 
@@ -92,6 +105,28 @@ def test_a_model_that_fails_leaves_the_others_serving_but_not_ready(own_site: Si
         status, reason = own_site.get("/readyz")
         assert status == 503
         assert "broken" in reason
+
+
+def test_a_model_that_can_not_even_be_described_leaves_the_others_serving(own_site: Site, tmp_path: Path) -> None:
+    repository = simulated_repository(tmp_path / "models", "good", "typo", "raises")
+    (repository / "typo" / "model.yaml").write_text("pipelin: image_classification\n")
+    (repository / "raises" / "model.yaml").write_text("pipeline: own:Own\nbackend: simulated\n")
+    (repository / "raises" / "own.py").write_text(RAISING_PIPELINE)
+    change(own_site, repository=str(repository), models=[])
+    with own_site.serve() as process:
+        line = process.wait_line("Headrace is ready")
+        assert "models good" in line
+        status, reason = own_site.get("/readyz")
+        assert status == 503
+        assert "'raises'" in reason or "'typo'" in reason
+        broken = own_site.debug()["broken_models"]
+        assert "unknown key pipelin" in broken["typo"]
+        assert "ValueError: no spec today" in broken["raises"]
+        with (
+            Client(own_site.grpc, max_attempts=1) as client,
+            pytest.raises(InferenceError, match="unknown key pipelin"),
+        ):
+            client.classify(b"x", model="typo")
 
 
 def test_a_runtime_folder_open_to_others_is_refused(own_site: Site) -> None:
