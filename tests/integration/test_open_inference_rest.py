@@ -383,7 +383,11 @@ async def test_statistics_of_one_model_and_of_all_count_what_the_codec_refuses(s
     after = (await site.client.get("/v2/models/pair/stats")).json()["model_stats"]
     everything = (await site.client.get("/v2/models/stats")).json()["model_stats"]
 
+    versioned = (await site.client.get(f"/v2/models/pair/versions/{VERSION}/stats")).json()["model_stats"]
+
     assert [model["name"] for model in after] == ["pair"]
+    assert int(after[0]["version"]) > 0  # load generators read it as a number
+    assert versioned[0]["version"] == VERSION
     assert after[0]["inference_stats"]["fail"]["count"] == before[0]["inference_stats"]["fail"]["count"] + 1
     assert after[0]["inference_stats"]["cache_hit"] == {"count": 0, "ns": 0}
     assert len(everything) == 6

@@ -132,8 +132,9 @@ class Rest:
 
     async def stats(self, call: HttpCall) -> Response:
         """`GET /v2/models[/{model}[/versions/{version}]]/stats`."""
-        chosen = [self._found(call)] if call.request.path_params else list(self._parts.models.models())
-        return json_response(rest_facts.counts(self._parts, chosen))
+        params = call.request.path_params
+        chosen = [self._found(call)] if params else list(self._parts.models.models())
+        return json_response(rest_facts.counts(self._parts, chosen, params.get("version", "")))
 
     async def index(self, call: HttpCall) -> Response:
         """`POST /v2/repository/index`."""

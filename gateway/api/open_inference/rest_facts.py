@@ -28,9 +28,9 @@ def config(found: Served) -> dict[str, Any]:
     return as_json(metadata.model_config(found))
 
 
-def counts(parts: OpenInference, chosen: list[Served]) -> dict[str, Any]:
-    """Statistics of these models."""
-    messages = [statistics.message(one, parts.statistics.of(one.name)) for one in chosen]
+def counts(parts: OpenInference, chosen: list[Served], version: str) -> dict[str, Any]:
+    """Statistics of these models; `version` as the caller wrote it, or empty."""
+    messages = [statistics.message(one, parts.statistics.of(one.name), version) for one in chosen]
     return as_json(pb.ModelStatisticsResponse(model_stats=messages))
 
 
