@@ -79,7 +79,8 @@ def print_models(root: Path, *, as_json: bool) -> None:
         return
     console = Console()
     if not rows:
-        console.print(f"No models in {root.absolute()}. Get the default one with: headrace models fetch", highlight=False)
+        where = root.absolute()
+        console.print(f"No models in {where}. Get the default one with: headrace models fetch", highlight=False)
         return
     table = Table(title=f"Models in {root}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in ("model", "version", "current", "pipeline", "size"):
