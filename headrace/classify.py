@@ -26,7 +26,8 @@ class Wanted:
 
     address: str
     model: str
-    top_k: int
+    top_k: int | None
+    """None: as many as the server gives without being asked, which every model can."""
     timeout_s: float
 
 

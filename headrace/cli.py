@@ -64,8 +64,14 @@ def serve(config: ConfigOption = None) -> None:
 @app.command()
 def classify(
     files: Annotated[list[Path], typer.Argument(help="Image files.", metavar="FILE...", show_default=False)],
-    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Classes per image, best first.")] = 5,
-    model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when one is served.")] = "",
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", "-k", min=1, help="Classes per image, best first; else as many as the server gives."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="Model name; not needed when only one takes images."),
+    ] = "",
     address: AddressOption = "",
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per image.")] = 10.0,
     *,
@@ -76,7 +82,7 @@ def classify(
     Examples:
         headrace classify photo.jpg
 
-        headrace classify *.jpg --top-k 3
+        headrace classify *.jpg --top-k 3 --model efficientnet-lite0
 
         headrace classify photos/*.jpg --json | jq -r '.labels[0].name'
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import cli, listing, zoo
+from headrace.classify import Wanted
 from shared.errors import ExitCode, StartupError, UnknownModel
 from shared.repository import Meta
 from shared.repository_writer import add_version
@@ -78,6 +79,21 @@ def test_help_lists_the_commands(run: Run, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("arguments", [("srve",), ("classify",), ("classify", "x", "--top-k", "0"), ("serve", "--cfg")])
 def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert run(*arguments)[0] == ExitCode.BAD_SETTINGS
+
+
+@pytest.mark.parametrize(("arguments", "top_k"), [((), None), (("--top-k", "3"), 3)])
+def test_classify_asks_for_a_number_of_classes_only_when_the_user_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], top_k: int | None
+) -> None:
+    asked: list[Wanted] = []
+
+    def classify(_files: list[Path], wanted: Wanted, *, as_json: bool) -> int:
+        asked.append(wanted)
+        return int(as_json)
+
+    monkeypatch.setattr("headrace.classify.run", classify)
+    assert run("classify", "a.jpg", "-m", "m", "-a", "127.0.0.1:1", *arguments)[0] == 0
+    assert asked == [Wanted(address="127.0.0.1:1", model="m", top_k=top_k, timeout_s=10.0)]
 
 
 def test_explain_as_json_has_value_and_origin_of_every_setting(
