@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: examples have no time limit of their own (each test has pytest-timeout's).
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 _KINDS = {"unit", "integration", "e2e", "gpu", "architecture"}
 _HERE = Path(__file__).parent
