@@ -12,9 +12,18 @@ from typing import TypeAlias
 
 from gateway.inflight import Entry, InFlight
 from gateway.pool_processes import PoolProcesses
+from gateway.quarantine import Quarantine, digest_of
 from shared.arena import Slot
 from shared.clock import now_s
-from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, NotReady, rebuild
+from shared.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    InternalFault,
+    InvalidInput,
+    ModelDisabled,
+    NotReady,
+    rebuild,
+)
 from shared.logs import get_logger
 from shared.messages import (
     Finished,
@@ -71,7 +80,8 @@ class PoolClient:
         self._queue: list[tuple[int, float, int, PoolJob]] = []
         self._next_job = 1
         self.slots_back: Callable[[], None] = lambda: None
-        """Called after slots of a request that had left came out of quarantine."""
+        """Called after slots of a request that had left came back."""
+        self.quarantine = Quarantine()
         self.lost_processes = 0
         self.expired = 0
         self.late_answers = 0
@@ -88,7 +98,11 @@ class PoolClient:
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         message.job = self._next_job
         self._next_job += 1
-        self._push(PoolJob(message, slots, future, now_s()))
+        job = PoolJob(message, slots, future, now_s())
+        if len(self.quarantine) and isinstance(message, PrepareJob) and self._is_quarantined(job):
+            future.set_exception(ModelDisabled("the input has ended two processes and is refused for some minutes"))
+            return future
+        self._push(job)
         self._pump()
         return future
 
@@ -109,6 +123,9 @@ class PoolClient:
     def _push(self, job: PoolJob) -> None:
         kind = PREPARE if isinstance(job.message, PrepareJob) else FINISH_FIRST
         heapq.heappush(self._queue, (kind, job.message.deadline_s, job.message.job, job))
+
+    def _is_quarantined(self, job: PoolJob) -> bool:
+        return self.quarantine.holds(digest_of(job.message.model, _payload(job)), job.queued_s)
 
     def _pump(self) -> None:
         while self._queue:
@@ -186,6 +203,8 @@ class PoolClient:
         if job.overran:
             job.future.set_exception(InvalidInput("the input took longer to process than pool.job_limit_ms allows"))
         elif job.deaths > 1:
+            if isinstance(job.message, PrepareJob):
+                self.quarantine.add(digest_of(job.message.model, _payload(job)), now_s())
             job.future.set_exception(_blame(job.message))
         else:
             self._push(job)
@@ -196,6 +215,14 @@ class PoolClient:
             job = heapq.heappop(self._queue)[3]
             if not job.future.done():
                 job.future.set_exception(error)
+
+
+def _payload(job: PoolJob) -> bytes | memoryview:
+    """The encoded input, wherever it lies: in the message, or in the last of its slots (see `prepare.py`)."""
+    payload = job.message.payload if isinstance(job.message, PrepareJob) else b""
+    if isinstance(payload, bytes):
+        return payload
+    return next(slot.view for slot in job.slots if slot.ref == payload)
 
 
 def _blame(message: PrepareJob | FinishJob) -> HeadraceError:

@@ -154,19 +154,24 @@ class PoolProcesses:
 
     def _exited(self, place: _Place, identity: bytes, exit_code: int) -> None:
         self._by_identity.pop(identity, None)
-        place.ready = False
+        was_ready, place.ready = place.ready, False
         place.child = None
         if self._stopping:
             self._note_if_all_gone()
             return
-        recycled = exit_code == 0
         delay_s = 0.0
-        if not recycled:
-            place.backoff.failed(now_s())
-            delay_s = place.backoff.next_delay_s(now_s())
+        if exit_code != 0:  # 0: it was recycled
+            delay_s = self._delay_s(place, was_ready=was_ready)
             log.warning("pool process lost", lost=identity.decode(), exit_code=exit_code, restart_in_s=delay_s)
         self._on_lost(identity)
         self._later(delay_s, lambda: self._spawn(place))
+
+    def _delay_s(self, place: _Place, *, was_ready: bool) -> float:
+        """Back-off is for processes that can't start. One that worked died of an input: the others need it back."""
+        if was_ready:
+            return self._settings.supervisor.backoff_first_ms / 1000
+        place.backoff.failed(now_s())
+        return place.backoff.next_delay_s(now_s())
 
     def _note_if_all_gone(self) -> None:
         if all(place.child is None for place in self._places):

@@ -15,13 +15,15 @@ from gateway.served import ServedModel
 from gateway.state import ModelState, Phase
 from gateway.worker_client import Worker
 from shared.clock import now_s
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, InternalFault
 from shared.logs import get_logger
 from shared.messages import BatchDone, ModelLoaded
 
 log = get_logger()
 
 PROVE_EVERY_S = 5.0
+PROVE_AGAIN_S = 300.0
+"""At the latest; a failed proof is tried again after 5, 10, 20 … s, since it may cost a pool process each time."""
 PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung one is ended by worker.hang_limit_ms
 
 
@@ -36,6 +38,7 @@ class Readiness:
         self._workers: dict[bytes, set[int]] = {}
         self._proving: dict[int, asyncio.Task[None]] = {}
         self._pipelines_open: set[int] = set()
+        self._failures: dict[int, int] = {}
         self._draining = False
 
     def connect(self, flow: Flow, describe: Callable[[], dict[str, Any]]) -> None:
@@ -160,10 +163,13 @@ class Readiness:
         if not self._loaded_somewhere(model) or model.state.phase == "unloaded":
             return  # its worker was lost meanwhile: that is the reason now
         if failure is None:
+            self._failures.pop(model.number, None)
             self._set(model, "ready", "")
-        else:
-            self._set(model, "failed", failure)
-            asyncio.get_running_loop().call_later(PROVE_EVERY_S, self._maybe_prove, model)
+            return
+        failures = self._failures[model.number] = self._failures.get(model.number, 0) + 1
+        self._set(model, "failed", failure)
+        delay_s = min(PROVE_EVERY_S * 2 ** min(failures - 1, 10), PROVE_AGAIN_S)
+        asyncio.get_running_loop().call_later(delay_s, self._maybe_prove, model)
 
     async def _failure_of(self, model: ServedModel) -> str | None:
         """Run the pipeline's example through all processes; None when its answer came back."""
@@ -172,6 +178,8 @@ class Readiness:
             async with asyncio.timeout_at(deadline_s):
                 options = model.pipeline.parse_options({})
                 await self._flow.item(model, model.pipeline.example(), options, deadline_s, StageTimes())
+        except InternalFault:
+            return "its example failed with an internal error, see the log"
         except HeadraceError as error:
             return error.text
         except TimeoutError:
@@ -200,5 +208,5 @@ class Readiness:
             changed()
 
 
-NO_WORKER = "no worker is connected (start one with `make run-worker`)"
+NO_WORKER = "no worker is connected yet (`headrace serve` starts one, `make run-worker` too)"
 _LOADING = "a worker is loading it"

@@ -24,11 +24,25 @@ from shared.pipeline import Options, Pipeline, RawInput
 from shared.pipeline import Prepared as PreparedInput
 from shared.pipeline_loader import load_pipeline
 from shared.repository import Repository
+from shared.results import Result
 from shared.tensors import Array, RawTensor, SlotRef, Tensor, as_array
 
 _NO_CONTEXT = msgspec.msgpack.encode({})
 _encode = msgspec.msgpack.Encoder().encode
 _decode_context = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+_encode_results = msgspec.msgpack.Encoder().encode
+_decode_results = msgspec.msgpack.Decoder(list[Result]).decode
+
+
+def _as_on_the_wire(results: list[Result]) -> list[Result]:
+    """What the gateway will read.
+
+    Raises TypeError or ValidationError for a field of a wrong type (a numpy number, a missing name): the pipeline's
+    mistake, found here, where it costs its own request only.
+    """
+    return _decode_results(_encode_results(results))
 
 
 class _Opened:
@@ -87,6 +101,7 @@ class Stage:
             options = opened.options.decode(job.options)
             results = opened.pipeline.postprocess(arrays, _decode_context(job.context), options)
             check_results(results, arrays)
+            results = _as_on_the_wire(results)
         except Exception as error:  # noqa: BLE001 - every job gets its answer
             return JobFailed(job.job, describe(error, "finish"))
         return Finished(job.job, results, time.perf_counter() - started_s)

@@ -1,6 +1,6 @@
 """What a pipeline answers: one result per row, typed by task. The gateway's edge turns them into protobuf and JSON."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -10,7 +10,7 @@ from shared.tensors import Tensor
 class Label(msgspec.Struct, array_like=True):
     """One class with its score."""
 
-    index: int
+    index: Annotated[int, msgspec.Meta(ge=0)]
     name: str
     score: float
     """Probability in 0..1."""

@@ -17,12 +17,15 @@ GRACE_S = 0.25
 class Load:
     """Callers in a thread of their own, each sending one request after the other until told to stop."""
 
-    def __init__(self, address: str, image: bytes, *, callers: int = 16, timeout_s: float = CALL_LIMIT_S) -> None:
+    def __init__(
+        self, address: str, image: bytes, *, model: str = "", callers: int = 16, timeout_s: float = CALL_LIMIT_S
+    ) -> None:
         self.outcomes: Counter[str] = Counter()
         self.overdue: list[float] = []
         self.wrong: list[object] = []
         self._address = address
         self._image = image
+        self._model = model
         self._callers = callers
         self._timeout_s = timeout_s
         self._stop = threading.Event()
@@ -54,7 +57,7 @@ class Load:
 
     async def _run(self) -> None:
         async with AsyncClient(self._address, max_attempts=1) as client:
-            expected = (await client.classify(self._image, timeout_s=self._timeout_s)).labels
+            expected = (await client.classify(self._image, model=self._model, timeout_s=self._timeout_s)).labels
             await asyncio.gather(*(self._caller(client, expected) for _ in range(self._callers)))
 
     async def _caller(self, client: AsyncClient, expected: object) -> None:
@@ -62,7 +65,7 @@ class Load:
         while not self._stop.is_set():
             started_s = loop.time()
             try:
-                answer = await client.classify(self._image, timeout_s=self._timeout_s)
+                answer = await client.classify(self._image, model=self._model, timeout_s=self._timeout_s)
                 outcome = "ok"
                 if answer.labels != expected:
                     self.wrong.append(answer.labels)

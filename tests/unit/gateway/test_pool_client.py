@@ -7,7 +7,7 @@ from gateway import pool_client
 from gateway.inflight import InFlight
 from gateway.pool_client import PoolClient, PoolJob
 from shared.clock import FOREVER_S
-from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput
+from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, ModelDisabled
 from shared.messages import (
     Failure,
     Finished,
@@ -182,3 +182,21 @@ async def test_many_jobs_each_get_their_own_answer() -> None:
         prepared = await asyncio.wait_for(future, 1)
         assert isinstance(prepared, Prepared)
         assert prepared.context == str(number).encode()
+
+
+async def test_an_input_that_ended_two_processes_is_refused_without_costing_a_third() -> None:
+    processes = FakeProcesses(A)
+    client, _ = client_of(processes)
+    poison = client.submit(prepare_job(), ())
+    processes.die(A, b"pool-0.2")
+    processes.die(b"pool-0.2", C)
+    with pytest.raises(InvalidInput):
+        await poison
+    sent = len(jobs_sent(processes))
+    with pytest.raises(ModelDisabled, match="ended two processes"):
+        await client.submit(prepare_job(), ())
+    assert len(jobs_sent(processes)) == sent
+    other = prepare_job()
+    other.payload = b"harmless"
+    client.submit(other, ())
+    assert len(jobs_sent(processes)) == sent + 1
