@@ -85,6 +85,15 @@ def test_every_name_number_and_type_of_our_contract_is_the_protocols(tmp_path: P
     ]
 
 
+def test_models_are_loaded_and_unloaded_where_the_settings_allow_it(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    builtin_models.fetch(repository)
+    with serving(site := Site(tmp_path / "site", repository, gateway={"repository_control": True})):
+        said = own_process.run("tests.support.triton_control", "load_and_unload", site.grpc)
+
+    assert said == ["OK", "NOT_FOUND", "OK", "NOT_FOUND", "NOT_FOUND", "NOT_FOUND"]
+
+
 # ---------------------------------------------------------------- grpcurl
 
 
