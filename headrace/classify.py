@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
@@ -16,6 +15,7 @@ from rich.text import Text
 from headrace.client import Client
 from headrace.client_errors import InferenceError
 from headrace.client_results import Classified, Outcome, ServerTiming
+from headrace.output import json_line, literal
 
 STAGES = ("admit", "wait", "prepare", "batch", "copy", "run", "finish")
 
@@ -39,7 +39,7 @@ def run(files: Sequence[Path], wanted: Wanted, *, as_json: bool) -> int:
         if as_json:
             for outcome in outcomes:
                 failed += outcome.result is None
-                sys.stdout.write(msgspec.json.encode(as_row(outcome)).decode() + "\n")
+                sys.stdout.write(json_line(as_row(outcome)) + "\n")
         else:
             found = list(outcomes)
             failed = sum(outcome.result is None for outcome in found)
@@ -124,18 +124,19 @@ def _print(outcomes: list[Outcome]) -> None:
     errors = Console(stderr=True)
     for outcome in outcomes:
         if outcome.result is None:
-            errors.print(Text("✗ ", style="red") + Text(f"{outcome.image}: {reason_of(outcome.error)}"), soft_wrap=True)
+            reason = literal(f"{outcome.image}: {reason_of(outcome.error)}")
+            errors.print(Text("✗ ", style="red") + reason, soft_wrap=True)
 
 
 def _print_one(console: Console, title: str, result: Classified) -> None:
-    table = Table(box=SIMPLE_HEAD, title=Text(title), title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title=literal(title), title_justify="left")
     for heading in ("score", "class", "index"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for label in result.labels:
-        table.add_row(percent(label.score), Text(label.name or "–"), str(label.index))
+        table.add_row(percent(label.score), literal(label.name or "–"), str(label.index))
     console.print(table)
     line = f"{result.model} {result.version}  {timing_line(result.server_timing)}"
-    console.print(Text(line, style="dim"), soft_wrap=True)
+    console.print(literal(line, "dim"), soft_wrap=True)
 
 
 def _print_many(console: Console, good: list[tuple[str, Classified]]) -> None:
@@ -147,8 +148,8 @@ def _print_many(console: Console, good: list[tuple[str, Classified]]) -> None:
     for file, result in good:
         first, *others = result.labels
         also = ", ".join(label.name or str(label.index) for label in others)
-        name = Text(first.name or str(first.index))
-        table.add_row(Text(file), percent(first.score), name, Text(also, style="dim"))
+        name = literal(first.name or first.index)
+        table.add_row(literal(file), percent(first.score), name, literal(also, "dim"))
     console.print(table)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,23 @@ def test_a_file_name_is_never_read_as_markup(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "[red]a.jpg" in out
     assert "[/]b.jpg" in out
+
+
+@pytest.mark.parametrize("name", [b"b\xff.jpg", b"b\x1b[2J.jpg", b"missing\xff/missing.jpg"])
+def test_no_file_name_costs_the_others_their_answers(capsys: pytest.CaptureFixture[str], name: bytes) -> None:
+    strange = Path(os.fsdecode(name))
+    files = [Path("a.jpg"), strange, Path("c.jpg")]
+    run(files, WANTED, as_json=True)
+    output = capsys.readouterr()
+    rows = [json.loads(line) for line in output.out.splitlines()]
+    assert [row["file"] for row in rows] == ["a.jpg", str(strange).replace("\udcff", r"\xff"), "c.jpg"]
+    run(files, WANTED, as_json=False)
+    output = capsys.readouterr()
+    assert "a.jpg" in output.out
+    assert "c.jpg" in output.out
+    assert re.search(r"(b|missing)(\\xff|\\x1b\[2J)", output.out + output.err)
+    run([strange], WANTED, as_json=False)
+    assert "\x1b[2J" not in capsys.readouterr().out
 
 
 def test_a_timing_without_any_stage() -> None:
