@@ -4,6 +4,7 @@ Only what a command needs is imported, inside it, so that `--help` and `config e
 failure is one line on stderr and the exit code of `shared.errors.ExitCode`; results go to stdout, all else to stderr.
 """
 
+import io
 import sys
 import traceback
 from pathlib import Path
@@ -202,6 +203,9 @@ def config_explain(
 
 def main() -> NoReturn:
     """Run the command line; the console script `headrace`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or pipe that can't show a character loses only that one
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except StartupError as error:
@@ -215,5 +219,8 @@ def main() -> NoReturn:
 
 
 def _leave(text: str, exit_code: int) -> NoReturn:
-    sys.stderr.write(f"headrace: {text}\n")
+    from headrace.output import printable  # noqa: PLC0415 - imports rich
+
+    lines = "\n".join(printable(line) for line in text.split("\n"))
+    sys.stderr.write(f"headrace: {lines}\n")
     sys.exit(exit_code)

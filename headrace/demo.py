@@ -25,6 +25,7 @@ from headrace.client import Client
 from headrace.client_calls import channel_options
 from headrace.client_errors import InferenceError
 from headrace.client_results import Classified, Outcome
+from headrace.output import literal
 from headrace.zoo import Photo
 from shared.errors import ExitCode, StartupError
 from shared.settings_loader import load, variable_of
@@ -44,7 +45,7 @@ def run(address: str | None, config: Path | None) -> int:
     with console.status("fetching the model and the photos") as status:
 
         def show(text: str) -> None:
-            status.update(text)
+            status.update(literal(text))
 
         version = zoo.fetch(zoo.DEFAULT_MODEL, repository, show)
         photos = zoo.fetch_photos(repository, show)
@@ -85,12 +86,13 @@ def report(
         number = photo.path.stem.split("_")[1]
         truth = labels[photo.label] if photo.label < len(labels) else str(photo.label)
         if outcome.result is None:
-            table.add_row(number, truth, Text(f"✗ {reason_of(outcome.error)}", style="red"))
+            table.add_row(number, literal(truth), literal(f"✗ {reason_of(outcome.error)}", "red"))
             continue
         indices = [label.index for label in outcome.result.labels]
         first_right += indices[0] == photo.label
         among_five += photo.label in indices
-        table.add_row(number, truth, *_answer(outcome.result, photo.label, wide=wide), *_times(outcome.result))
+        answer = _answer(outcome.result, photo.label, wide=wide)
+        table.add_row(number, literal(truth), *answer, *_times(outcome.result))
     console.print(table)
     good = first_right >= ENOUGH
     console.print(
@@ -123,7 +125,7 @@ def _times(result: Classified) -> tuple[str, str, str, str]:
 
 
 def _marked(text: str, *, good: bool) -> Text:
-    return Text(f"{'✓' if good else '✗'} {text}".strip(), style="green" if good else "red")
+    return literal(f"{'✓' if good else '✗'} {text}".strip(), "green" if good else "red")
 
 
 @contextlib.contextmanager

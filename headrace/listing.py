@@ -1,6 +1,5 @@
 """What `headrace models …` and `headrace config explain` print: a table for people, JSON for programs."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import builtin_models, zoo
+from headrace.output import literal, print_json
 from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.mistakes import nearest
 from shared.repository import Meta, ModelVersion, Repository, RepositoryError
@@ -33,11 +33,6 @@ class ModelRow(msgspec.Struct):
     source: str = ""
     licence: str = ""
     problem: str = ""
-
-
-def print_json(value: Any) -> None:  # noqa: ANN401 - anything that has a JSON form
-    """Indented JSON on stdout."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
 
 
 def model_rows(root: Path) -> list[ModelRow]:
@@ -79,10 +74,10 @@ def print_models(root: Path, *, as_json: bool) -> None:
         return
     console = Console()
     if not rows:
-        where = root.absolute()
-        console.print(f"No models in {where}. Get the default one with: headrace models fetch", highlight=False)
+        console.print(literal(f"No models in {root.absolute()}. Get the default one with: headrace models fetch"))
         return
-    table = Table(title=f"Models in {root}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    title = literal(f"Models in {root}")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in ("model", "version", "current", "pipeline", "size"):
         # names give way in a narrow terminal; hashes and numbers would be wrong when cut
         whole = heading in {"version", "size", "current"}
@@ -90,11 +85,12 @@ def print_models(root: Path, *, as_json: bool) -> None:
     for row in rows:
         mark = Text("●", style="green") if row.current else Text("")
         size = f"{row.nbytes / 1e6:.1f} MB" if row.nbytes >= 1e5 else f"{row.nbytes / 1e3:.1f} kB"
-        table.add_row(row.name, row.version or "none", mark, row.pipeline, size if row.nbytes else "")
+        shown = size if row.nbytes else ""
+        table.add_row(literal(row.name), literal(row.version or "none"), mark, literal(row.pipeline), shown)
     console.print(table)
     for row in rows:
         if row.problem:  # sentences are too wide for a column
-            console.print(Text("✗ ", style="red") + Text(row.problem))
+            console.print(Text("✗ ", style="red") + literal(row.problem))
 
 
 def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
@@ -102,7 +98,7 @@ def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_js
     found: list[ModelVersion] = []
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -119,11 +115,10 @@ def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_js
         models = [{"name": version.name, "version": version.version} for version in found]
         print_json({"models": models, "photos": [str(photo.path) for photo in pictures]})
         return
-    console = Console()
     for version in found:
-        console.print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
+        _print_done(f"{version.name} {version.version} is current in {root}")
     if pictures:
-        console.print(f"[green]✓[/] {len(pictures)} photos in {pictures[0].path.parent}", highlight=False)
+        _print_done(f"{len(pictures)} photos in {pictures[0].path.parent}")
 
 
 def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_json: bool) -> None:
@@ -142,7 +137,11 @@ def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_js
     if as_json:
         print_json({"name": version.name, "version": version.version})
         return
-    Console().print(f"[green]✓[/] {version.name} {version.version} is current in {root}", highlight=False)
+    _print_done(f"{version.name} {version.version} is current in {root}")
+
+
+def _print_done(text: str) -> None:
+    Console().print(Text("✓ ", style="green") + literal(text), soft_wrap=True)
 
 
 def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:
@@ -167,7 +166,7 @@ def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:
             group = first
         origin = loaded.origins[key]
         changed = origin != "default"
-        table.add_row(key, _shown(value), origin, style="bold green" if changed else None)
+        table.add_row(key, literal(_shown(value)), literal(origin), style="bold green" if changed else None)
     console = Console()
     console.print(table)
     example = next(iter(values))

@@ -1,4 +1,6 @@
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -119,6 +121,44 @@ def test_explain_as_table(run: Run, tmp_path: Path) -> None:
     assert re.search(r"gateway\.reflection +true +default", out)
     assert re.search(r"pool\.processes +null +default", out)
     assert re.search(r"batching\.sizes +\[1, 2, 4, 8, 16, 32\] +default", out)
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(run: Run, models: Path, tmp_path: Path) -> None:
+    root = tmp_path / "[red]models"
+    models.rename(root)
+    (tmp_path / "odd.yaml").write_text(f"models: [a, b]\nrepository: '{root.name}'\n")
+    _, out, _ = run("config", "explain", "--config", "odd.yaml")
+    assert re.search(r"models +\[a, b\] +odd\.yaml:1", out)
+    assert re.search(r"repository +/.*/\[red\]models +odd\.yaml:2", out)
+    title = re.sub(r"\s", "", run("models", "list", "--config", "odd.yaml")[1])  # it is folded to the table's width
+    assert re.sub(r"\s", "", f"Models in {root}") in title
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"w")
+    assert f"is current in {root}\n" in run("models", "add", "good", str(weights), "--config", "odd.yaml")[1]
+
+
+def test_a_path_that_is_not_utf8_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REPOSITORY", os.fsdecode(b"/caf\xe9/\x1b[2J"))
+    assert json.loads(run("config", "explain", "--json")[1])["repository"]["value"] == "/caf\\xe9/\x1b[2J"
+    assert r"/caf\xe9/\x1b[2J" in run("config", "explain")[1]
+    code, _, err = run("models", "list")
+    assert code == ExitCode.BAD_SETTINGS
+    assert r"/caf\xe9/\x1b[2J" in err
+
+
+def test_a_terminal_without_unicode_loses_only_what_it_can_not_show(
+    run: Run, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii", write_through=True))
+    assert run("models", "list", "--config", _config(models))[0] == 0
+    assert b"good" in written.getvalue()
+
+
+def _config(models: Path) -> str:
+    file = models.parent / "named.yaml"
+    file.write_text(f"repository: {models.name}\n")
+    return str(file)
 
 
 def test_explain_of_one_group_or_key(run: Run) -> None:
