@@ -1,8 +1,10 @@
 """What the two clients share: requests, retries, channel options. No input or output of its own but reading files."""
 
+import errno
 import ipaddress
 import os
 import random
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +21,8 @@ MAX_ATTEMPTS = 4
 """Of one call, the first one included."""
 IN_FLIGHT = 16
 """Requests of one `classify_many` on their way at a time: two per batch of a usual size, and little memory."""
+MAX_IMAGE_BYTES = 256 * 1024 * 1024
+"""Of one file: far above what servers take, and still a bound on this side for a pipe that never ends."""
 
 Image: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A file's path, or the encoded image itself."""
@@ -26,8 +30,18 @@ Input: TypeAlias = Image | Text | Tensors
 
 
 def read_image(image: Image) -> bytes:
-    """The encoded bytes; reads the file when a path is given. Raises OSError."""
-    return bytes(image) if isinstance(image, bytes | bytearray | memoryview) else Path(image).read_bytes()
+    """The encoded bytes; reads the file or pipe when a path is given. Raises OSError, also for over 256 MiB."""
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    mode = Path(image).stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(image))
+    with Path(image).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size  # 0 for a pipe
+        data = b"" if size > MAX_IMAGE_BYTES else file.read(size or MAX_IMAGE_BYTES + 1)
+    if max(size, len(data)) > MAX_IMAGE_BYTES:
+        raise OSError(errno.EFBIG, f"it has over {MAX_IMAGE_BYTES >> 20} MiB, too much for an image", os.fspath(image))
+    return data
 
 
 def wire_input(given: Input) -> pb.Input:

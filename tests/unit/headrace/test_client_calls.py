@@ -1,3 +1,6 @@
+import contextlib
+import os
+import threading
 from pathlib import Path
 
 import grpc
@@ -30,6 +33,49 @@ def test_text_and_tensors_are_inputs_too() -> None:
 def test_a_missing_file_is_an_oserror() -> None:
     with pytest.raises(FileNotFoundError):
         calls.wire_request(["/nowhere/cat.jpg"], {})
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/null"])
+def test_a_device_is_not_read(device: str) -> None:
+    with pytest.raises(OSError, match="it is a device, not a file"):
+        calls.read_image(device)
+
+
+def test_a_pipe_is_read_to_its_end() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"):
+        with os.fdopen(writing, "wb") as sender:
+            sender.write(b"jpeg")
+        assert calls.read_image(f"/dev/fd/{reading}") == b"jpeg"  # as /dev/stdin is one
+
+
+def test_what_never_ends_is_given_up_at_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_IMAGE_BYTES", 1 << 20)
+    endless = tmp_path / "pipe"
+    os.mkfifo(endless)
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), endless.open("wb", buffering=0) as pipe:
+            while True:
+                pipe.write(b"x" * 65536)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    with pytest.raises(OSError, match="it has over 1 MiB, too much for an image"):
+        calls.read_image(endless)
+    writer.join(5)
+    assert not writer.is_alive(), "the pipe was not closed"
+
+
+def test_a_file_at_the_bound_is_read_and_one_above_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_IMAGE_BYTES", 1 << 20)
+    file = tmp_path / "large.jpg"
+    file.write_bytes(b"x" * (1 << 20))
+    assert len(calls.read_image(file)) == 1 << 20
+    file.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(OSError, match="it has over 1 MiB") as caught:
+        calls.read_image(file)
+    assert caught.value.filename == str(file)
 
 
 def test_options_that_are_none_are_not_sent_and_unknown_ones_refused() -> None:
