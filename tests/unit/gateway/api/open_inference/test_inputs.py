@@ -1,4 +1,4 @@
-"""Input tensors against a model's declaration: encoded inputs, row counts, and how often a payload is copied (never)."""
+"""Input tensors against a model's declaration: encoded inputs, row counts, and that no payload is copied."""
 
 from pathlib import Path
 from typing import Any
