@@ -118,11 +118,11 @@ def _sentence(detail: dict[str, Any], where: Callable[[KeyPath], str]) -> str:
 
 
 def _contradiction(text: str, path: KeyPath, where: Callable[[KeyPath], str]) -> str:
-    """Two values that disagree: the sentence names both, the places say where each came from."""
+    """Two values that disagree, or one in itself: the sentence names them, the places say where each came from."""
     keys = list(dict.fromkeys(_DOTTED.findall(text)))
     places = {key: where(tuple(key.split("."))) for key in keys}
-    if not places:
-        return f"{where(path)}: {text}"
+    if len(places) < 2:
+        return f"{next(iter(places.values()), None) or where(path)}: {text}"
     given = [place for place in places.values() if place != "default"]
     told = ", ".join(f"{key} from {place}" for key, place in places.items())
     return f"{given[0] if given else 'default'}: {text} ({told})"

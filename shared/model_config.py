@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shared import strict_yaml
 from shared.errors import ExitCode, StartupError
 from shared.mistakes import first_of, sentences, stray_booleans, unknown_keys
+from shared.settings import Rows
 from shared.strict_yaml import YamlError
 
 CONFIG_FILE = "model.yaml"
@@ -26,9 +27,9 @@ class BatchingOverride(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_rows: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_rows: Rows | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None
-    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    sizes: tuple[Rows, ...] | None = None
 
 
 class ModelConfig(BaseModel):

@@ -6,11 +6,14 @@ How a value is found, and how a mistake is reported, is in `shared.settings_load
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 Bytes = Annotated[int, Field(gt=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
+Rows = Annotated[int, Field(ge=1, le=4096)]
+"""Of one batch."""
+_ROWS = TypeAdapter(Rows)
 
 
 class _Group(BaseModel):
@@ -88,10 +91,10 @@ class PoolSettings(_Group):
 class BatchingSettings(_Group):
     """Defaults for every model; `batching:` in model.yaml overrides them."""
 
-    max_rows: Annotated[int, Field(ge=1, le=4096)] = 32
+    max_rows: Rows = 32
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0
     """How long a row may wait for company while the worker could run it."""
-    sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16, 32)
+    sizes: tuple[Rows, ...] = (1, 2, 4, 8, 16, 32)
     """Allowed batch sizes, each one warmed before ready; the last is max_rows. Given only one of the two, the other
     follows: powers of two up to max_rows, or the last of sizes."""
 
@@ -102,25 +105,36 @@ class BatchingSettings(_Group):
 
     @model_validator(mode="after")
     def _agree(self) -> "BatchingSettings":
-        if list(self.sizes) != sorted(set(self.sizes)) or not self.sizes or self.sizes[-1] != self.max_rows:
-            raise ValueError(
-                f"batching.sizes {list(self.sizes)} must rise and end with batching.max_rows ({self.max_rows})"
-            )
+        sizes = list(self.sizes)
+        if sizes != sorted(set(sizes)) or not sizes:
+            raise ValueError(f"batching.sizes {sizes} must be batch sizes that rise, at least one")
+        if sizes[-1] != self.max_rows:
+            raise ValueError(f"batching.sizes {sizes} must end with batching.max_rows ({self.max_rows})")
         return self
 
 
 def derive_sizes(given: dict[str, Any]) -> dict[str, Any]:
-    """Fill in `sizes` from `max_rows`, or `max_rows` from `sizes`, when only one is given and usable as it is."""
+    """Fill in `sizes` from `max_rows`, or `max_rows` from `sizes`, when only one is given and usable as it is.
+
+    Nothing follows from a value that is refused: the mistake is told about the key that was written.
+    """
     rows, sizes = given.get("max_rows"), given.get("sizes")
-    try:
-        if sizes is None and rows is not None:
-            last = int(rows)
-            return {**given, "sizes": [*(1 << n for n in range(max(last, 1).bit_length()) if 1 << n < last), last]}
-        if rows is None and isinstance(sizes, list | tuple) and sizes:
-            return {**given, "max_rows": int(sizes[-1])}
-    except (TypeError, ValueError):
-        pass  # not numbers: the field's own check tells it
+    if sizes is None:
+        last = _usable(rows)
+        if last is not None:
+            return {**given, "sizes": [*(1 << n for n in range(last.bit_length()) if 1 << n < last), last]}
+    elif rows is None and isinstance(sizes, list | tuple) and sizes:
+        last = _usable(sizes[-1])
+        if last is not None:
+            return {**given, "max_rows": last}
     return given
+
+
+def _usable(rows: Any) -> int | None:  # noqa: ANN401 - whatever was given, still unchecked
+    try:
+        return _ROWS.validate_python(rows)
+    except ValidationError:
+        return None
 
 
 class WorkerSettings(_Group):

@@ -50,6 +50,13 @@ MISTAKES = [
     ("models: [a, 1]\n", 1, "models.1 is 1: must be text"),
     ("pool: 5\n", 1, "pool is 5: must be a group of keys"),
     ("batching:\n  sizes:\n    - 1\n    - x\n", 4, "batching.sizes.1 is 'x': must be a whole number"),
+    ("batching:\n  max_rows: 0\n", 2, "batching.max_rows is 0: must be greater than or equal to 1"),
+    ("batching:\n  max_rows: .inf\n", 2, "batching.max_rows is inf: must be a finite number"),
+    ("batching:\n  sizes: [1, 8000]\n", 2, "batching.sizes.1 is 8000: must be less than or equal to 4096"),
+    ("batching:\n  sizes: [1, 0]\n", 2, "batching.sizes.1 is 0: must be greater than or equal to 1"),
+    ("batching:\n  sizes: [4, 1]\n", 2, "batching.sizes [4, 1] must be batch sizes that rise, at least one"),
+    ("batching:\n  sizes: []\n", 2, "batching.sizes [] must be batch sizes that rise, at least one"),
+    ("batching:\n  max_rows: 8\n  sizes: [8, 4]\n", 3, "batching.sizes [8, 4] must be batch sizes that rise"),
     ("worker:\n  device: tpu\n", 2, "worker.device is 'tpu'"),
     ("pool:\n  processes: 0\n", 2, "pool.processes is 0: must be greater than or equal to 1"),
     ("pool:\n  processes: 1\n  processes: 2\n", 3, "pool.processes is given twice (first on line 2)"),
@@ -65,6 +72,12 @@ def test_a_mistake_names_file_line_key_and_nearest(file: Path, text: str, line: 
     told = _refused(file, text)
     assert told.startswith(f"headrace.yaml:{line}: ")
     assert words in told
+    assert "default" not in told, "nobody wrote the default"
+
+
+def test_nothing_follows_from_a_value_that_is_refused(file: Path) -> None:
+    told = _refused(file, "batching:\n  max_rows: 0\n")
+    assert told == "headrace.yaml:2: batching.max_rows is 0: must be greater than or equal to 1"
 
 
 CONTRADICTIONS = [
@@ -79,7 +92,6 @@ CONTRADICTIONS = [
     ("admission: {max_rows: 8}", "batching.max_rows", "admission.max_rows"),
     ("admission: {max_rows: 100}", "admission.max_inputs_per_request", "admission.max_rows"),
     ("batching: {max_rows: 8, sizes: [1, 4]}", "batching.sizes", "batching.max_rows"),
-    ("batching: {max_rows: 8, sizes: [8, 4]}", "batching.sizes", "batching.max_rows"),
     ("supervisor: {backoff_first_ms: 20000}", "supervisor.backoff_first_ms", "supervisor.backoff_max_ms"),
     ("gateway: {http_address: '127.0.0.1:8001'}", "gateway.grpc_address", "gateway.http_address"),
 ]
