@@ -6,14 +6,44 @@ How a value is found, and how a mistake is reported, is in `shared.settings_load
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from shared import addresses
 
 Bytes = Annotated[int, Field(gt=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
 Rows = Annotated[int, Field(ge=1, le=4096)]
 """Of one batch."""
 _ROWS = TypeAdapter(Rows)
+
+
+def _address(text: str) -> str:
+    try:
+        addresses.split(text)
+    except ValueError as error:
+        raise PydanticCustomError("address", "{rule}", {"rule": str(error)}) from None
+    return text
+
+
+def _named(path: Any) -> Any:  # noqa: ANN401 - whatever was given, still unchecked
+    if isinstance(path, str) and not path.strip():  # a Path of no name would mean the present folder
+        raise PydanticCustomError("folder", "must not be empty")
+    return path
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Folder = Annotated[Path, BeforeValidator(_named)]
 
 
 class _Group(BaseModel):
@@ -31,9 +61,9 @@ class LogSettings(_Group):
 class GatewaySettings(_Group):
     """The process that listens."""
 
-    grpc_address: str = "127.0.0.1:8001"
+    grpc_address: Address = "127.0.0.1:8001"
     """host:port of the gRPC services; port 0 takes a free one."""
-    http_address: str = "127.0.0.1:8000"
+    http_address: Address = "127.0.0.1:8000"
     """host:port of health, metrics and debug; port 0 takes a free one."""
     reflection: bool = True
     """Lets grpcurl and other clients call without a .proto file."""
@@ -176,11 +206,11 @@ class Settings(BaseSettings):
         env_prefix="HEADRACE_", env_nested_delimiter="__", frozen=True, extra="forbid", validate_default=True
     )
 
-    repository: Path = Path("models")
+    repository: Folder = Path("models")
     """Folder of models, one folder each."""
     models: tuple[str, ...] = ()
     """Names to serve; empty: every model of the repository that has a version."""
-    runtime_dir: Path | None = None
+    runtime_dir: Folder | None = None
     """Private folder (0700) where the processes meet; default: `headrace` in $XDG_RUNTIME_DIR, else in the
     temporary folder with the user's id."""
     log: LogSettings = LogSettings()

@@ -101,7 +101,7 @@ def _merge(document: Document, variables: dict[str, str], config: Path | None) -
     }
     base = (config or DEFAULT_FILE).absolute().parent
     for name in _RELATIVE_TO_FILE:
-        if isinstance(merged.get(name), str):
+        if isinstance(merged.get(name), str) and merged[name].strip():  # an empty one is refused as it is
             merged[name] = base / merged[name]
     for dotted, raw in variables.items():
         *parents, last = dotted.split(".")

@@ -46,6 +46,13 @@ MISTAKES = [
     ("gateway:\n  grpc_address: 8001\n", 2, "gateway.grpc_address is 8001: must be text"),
     ("gateway:\n  grpc_address: [a]\n", 2, "gateway.grpc_address is ['a']: must be text"),
     ("repository: 5\n", 1, "repository is 5"),
+    ("gateway:\n  grpc_address: 127.0.0.1:99999\n", 2, "gateway.grpc_address is '127.0.0.1:99999': must be host:port"),
+    ("gateway:\n  http_address: localhost\n", 2, "gateway.http_address is 'localhost': must be host:port"),
+    ("gateway:\n  grpc_address: ':'\n", 2, "gateway.grpc_address is ':': must be host:port"),
+    ("gateway:\n  grpc_address: host:{a}\n", 2, "gateway.grpc_address is 'host:{a}': must be host:port with a port"),
+    ("gateway:\n  http_address: '::1:1'\n", 2, "gateway.http_address is '::1:1': must have an IPv6 address in brac"),
+    ("log: {}\nruntime_dir: ''\n", 2, "runtime_dir is '': must not be empty"),
+    ("repository: '  '\n", 1, "repository is '  ': must not be empty"),
     ("models: resnet\n", 1, "models is 'resnet': must be a list"),
     ("models: [a, 1]\n", 1, "models.1 is 1: must be text"),
     ("pool: 5\n", 1, "pool is 5: must be a group of keys"),
@@ -147,6 +154,23 @@ def test_an_unknown_variable_is_refused_with_the_nearest(file: Path, variable: s
 def test_a_bad_value_in_a_variable_names_the_variable(file: Path) -> None:
     told = _refused(file, "pool:\n  processes: 2\n", {"HEADRACE_POOL__PROCESSES": "many"})
     assert told == "HEADRACE_POOL__PROCESSES: pool.processes is 'many': must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "rule"),
+    [
+        ("gateway.grpc_address", "1.2.3.4:", "must be host:port with a port from 0 to 65535"),
+        ("gateway.http_address", "", "must be host:port"),
+        ("repository", "", "must not be empty"),
+    ],
+)
+def test_what_can_not_be_used_is_found_in_variables_too(file: Path, dotted: str, value: str, rule: str) -> None:
+    told = _refused(file, "", {variable_of(dotted): value})
+    assert told == f"{variable_of(dotted)}: {dotted} is {value!r}: {rule}"
+
+
+def test_an_ipv6_address_is_one(file: Path) -> None:
+    assert _loaded(file, "gateway: {grpc_address: '[::1]:8001'}\n").settings.gateway.grpc_address == "[::1]:8001"
 
 
 def test_variables_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:

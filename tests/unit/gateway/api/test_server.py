@@ -43,10 +43,3 @@ async def test_a_protobuf_without_upb_is_refused(monkeypatch: pytest.MonkeyPatch
         await start_grpc(settings(), Flow(), State())
 
     assert caught.value.exit_code is ExitCode.BAD_SETTINGS
-
-
-async def test_an_address_that_is_none_is_a_bad_setting() -> None:
-    with pytest.raises(StartupError, match=r"gateway\.grpc_address") as caught:
-        await start_grpc(settings(gateway={"grpc_address": "8001"}), Flow(), State())
-
-    assert caught.value.exit_code is ExitCode.BAD_SETTINGS
