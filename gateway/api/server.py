@@ -7,7 +7,7 @@ from google.protobuf.internal import api_implementation
 
 from gateway.api import health as health_service
 from gateway.api import native, reflection
-from gateway.api.addresses import split
+from gateway.api.addresses import refusal, split
 from gateway.api.health import Health
 from gateway.api.interceptors import Edge
 from gateway.api.native import Answers, Inference
@@ -160,5 +160,5 @@ def _bind(server: grpc.aio.Server, address: str) -> int:
     except RuntimeError:
         port = 0
     if not port:
-        raise StartupError(ExitCode.IN_USE, f"gateway.grpc_address {address} can't be bound: is it in use?")
+        raise refusal(address, "gateway.grpc_address")
     return port

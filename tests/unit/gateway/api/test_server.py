@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 from google.protobuf.internal import api_implementation
 
@@ -43,3 +45,21 @@ async def test_a_protobuf_without_upb_is_refused(monkeypatch: pytest.MonkeyPatch
         await start_grpc(settings(), Flow(), State())
 
     assert caught.value.exit_code is ExitCode.BAD_SETTINGS
+
+
+async def test_an_address_of_another_machine_is_a_bad_setting() -> None:
+    with pytest.raises(StartupError, match=r"gateway\.grpc_address 192\.0\.2\.1:8001 .* of this machine") as caught:
+        await start_grpc(settings(gateway={"grpc_address": "192.0.2.1:8001"}), Flow(), State())
+
+    assert caught.value.exit_code is ExitCode.BAD_SETTINGS
+
+
+async def test_an_address_in_use_is_told_as_such() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(StartupError, match=rf"gateway\.grpc_address {address} .* in use") as caught:
+            await start_grpc(settings(gateway={"grpc_address": address}), Flow(), State())
+
+    assert caught.value.exit_code is ExitCode.IN_USE
