@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from gateway.cost_model import QueueKey
+from gateway.request import DEFAULT_PRIORITY
 
 NOT_WAITING = 0
 LATE = -1
@@ -32,6 +33,8 @@ class QueuedItem(msgspec.Struct, eq=False, gc=False):
     """Since when it waits. A second try may carry its first time."""
     alone: bool = False
     """A suspect after a process death: runs without company, and so never waits for any."""
+    priority: int = DEFAULT_PRIORITY
+    """Smaller goes first. Items of different priority never share a queue."""
     ticket: int = NOT_WAITING
     """The batcher's own mark: its order of arrival while it waits."""
 
@@ -69,6 +72,9 @@ class Batch(msgspec.Struct, eq=False, gc=False):
     padded_rows: int
 
 
+Place = tuple[QueueKey, int, bool]
+"""Whose queue: key, priority, and whether it is for suspects, who travel alone."""
+
 Entry = tuple[float, int, QueuedItem]
 """(deadline or waiting since, ticket, item); of an item that still waits as long as the tickets agree."""
 
@@ -76,12 +82,12 @@ Entry = tuple[float, int, QueuedItem]
 class Queue:
     """The waiting items of one key. Both heaps start with the entry of an item that still waits."""
 
-    __slots__ = ("ages", "deadlines", "items", "key", "limits", "rows", "solo")
+    __slots__ = ("ages", "deadlines", "items", "key", "limits", "place", "priority", "rows", "solo")
 
-    def __init__(self, key: QueueKey, limits: BatchLimits, *, solo: bool) -> None:
-        self.key = key
+    def __init__(self, place: Place, limits: BatchLimits) -> None:
+        self.place = place
+        self.key, self.priority, self.solo = place
         self.limits = limits
-        self.solo = solo
         self.items = 0
         self.rows = 0
         self.deadlines: list[Entry] = []

@@ -1,8 +1,8 @@
 """Which items run next, and when: the batcher. Pure policy of the gateway process; time is passed in.
 
-One queue per `QueueKey`, plus one for its suspects, which travel alone. Inside a queue the earliest deadline that can
-still be met goes first (ties in order of arrival); among queues that are ready, the one whose oldest item has waited
-longest.
+One queue per `QueueKey` and priority, plus one for its suspects, which travel alone. Inside a queue the earliest
+deadline that can still be met goes first (ties in order of arrival); among queues that are ready, the one of the
+smallest priority number, then the one whose oldest item has waited longest.
 
 Cost: `add` and `remove` are O(log n) in the waiting items of one queue, `next_batch` O(k log n) for a batch of k items
 plus one look at each queue that is not empty.
@@ -11,7 +11,7 @@ plus one look at each queue that is not empty.
 from collections.abc import Callable
 from itertools import count
 
-from gateway.batch_queue import LATE, NOT_WAITING, Batch, BatchLimits, Queue, QueuedItem
+from gateway.batch_queue import LATE, NOT_WAITING, Batch, BatchLimits, Place, Queue, QueuedItem
 from gateway.cost_model import QueueKey
 
 __all__ = ["Batch", "BatchLimits", "Batcher", "QueueKey", "QueuedItem"]
@@ -51,7 +51,7 @@ class Batcher:
         self._margin_s = margin_s
         self._lead_s = lead_s
         self._limits: dict[int, BatchLimits] = {}
-        self._queues: dict[tuple[QueueKey, bool], Queue] = {}  # only those that are not empty
+        self._queues: dict[Place, Queue] = {}  # only those that are not empty
         self._waiting: dict[int, QueuedItem] = {}
         self._late: list[QueuedItem] = []
         self._tickets = count(1)
@@ -88,10 +88,10 @@ class Batcher:
             raise ValueError(f"item {item.item} has {item.rows} rows; allowed are 1..{limits.max_rows}")
         if item.item in self._waiting:
             raise ValueError(f"item {item.item} waits already")
-        place = (key, item.alone)
+        place = (key, item.priority, item.alone)
         queue = self._queues.get(place)
         if queue is None:
-            queue = self._queues[place] = Queue(key, limits, solo=item.alone)
+            queue = self._queues[place] = Queue(place, limits)
         queue.push(item, next(self._tickets))
         self._waiting[item.item] = item
 
@@ -103,7 +103,7 @@ class Batcher:
         if found.ticket == LATE:
             found.ticket = NOT_WAITING
             return True
-        queue = self._queues[found.key, found.alone]
+        queue = self._queues[found.key, found.priority, found.alone]
         queue.leave(found)
         self._settle(queue)
         return True
@@ -185,7 +185,7 @@ class Batcher:
     def _choose(self, now_s: float, idle: int, expected_rows: Callable[[int], int]) -> Queue | None:
         chosen: Queue | None = None
         for queue in self._queues.values():
-            if chosen is not None and chosen.ages[0] < queue.ages[0]:
+            if chosen is not None and (chosen.priority, chosen.ages[0]) < (queue.priority, queue.ages[0]):
                 continue
             if self._ready_s(queue) <= now_s or (idle and expected_rows(queue.key.model) == 0):
                 chosen = queue
@@ -286,7 +286,7 @@ class Batcher:
         if queue.items:
             queue.tidy()
         else:
-            del self._queues[queue.key, queue.solo]
+            del self._queues[queue.place]
 
 
 def _tightest_left(urgent: list[QueuedItem], next_s: float, room: int) -> float:

@@ -66,7 +66,8 @@ class Dispatcher:
         number = self._next_item
         self._next_item += 1
         bucket = model.pipeline.bucket([tensor.shape for tensor in tensors]) if model.has_buckets else ()
-        queued = QueuedItem(number, QueueKey(model.number, bucket), lease.rows, deadline_s, now_s())
+        key = QueueKey(model.number, bucket)
+        queued = QueuedItem(number, key, lease.rows, deadline_s, now_s(), priority=lease.priority)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         work = Work(model, queued, tensors, lease, future)
         future.add_done_callback(lambda done: self._left(number) if done.cancelled() else None)

@@ -32,7 +32,7 @@ class Finisher:
             arrays = [as_array(tensor, _memory(lease)) for tensor in tensors]
             return pipeline.postprocess(arrays, _decode_context(context), options)
         job = FinishJob(0, deadline_s, lease.model.number, _encode(options), context, tensors)
-        finished = cast("Finished", await self._pool.submit(job, lease.outputs))
+        finished = cast("Finished", await self._pool.submit(job, lease.outputs, lease.priority))
         return finished.results
 
 

@@ -27,7 +27,7 @@ from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.request import Answer, Request, StageTimes
 from gateway.routing import Routing
-from gateway.served import ServedModel, Underway
+from gateway.served import ServedModel, Terms, Underway
 from shared.clock import now_s
 from shared.errors import DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
@@ -89,9 +89,9 @@ class Flow:
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options
     ) -> list[Result | HeadraceError]:
         """All inputs of the request side by side; each of their items stands by itself in every queue."""
-        first = pieces[0]
+        first, terms = pieces[0], Terms(request.deadline_s, request.priority)
         if len(pieces) == 1 and isinstance(first, list) and len(first) == 1:  # the common case needs no task of its own
-            return list(await self.item(model, first[0], options, request.deadline_s, request.times))
+            return list(await self.item(model, first[0], options, terms, request.times))
         loop, times = asyncio.get_running_loop(), []
         tasks: list[Tasks | HeadraceError] = []
         for items in pieces:
@@ -102,7 +102,7 @@ class Flow:
             times += spent
             tasks.append(
                 [
-                    loop.create_task(self.item(model, raw, options, request.deadline_s, stages))
+                    loop.create_task(self.item(model, raw, options, terms, stages))
                     for raw, stages in zip(items, spent, strict=True)
                 ]
             )
@@ -114,11 +114,11 @@ class Flow:
                 task.cancel()  # those still running when one input failed the whole request
 
     async def item(
-        self, model: ServedModel, raw: RawInput, options: Options, deadline_s: float, times: StageTimes
+        self, model: ServedModel, raw: RawInput, options: Options, terms: Terms, times: StageTimes
     ) -> list[Result]:
         """One item, from the caller's bytes to its results."""
-        asked_s = now_s()
-        with Underway(model, raw.rows) as underway, await self._leases.acquire(model, raw) as lease:
+        asked_s, deadline_s = now_s(), terms.deadline_s
+        with Underway(model, raw.rows) as underway, await self._leases.acquire(model, raw, terms.priority) as lease:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
             underway.prepared(prepared.elapsed_s)
             times.prepare_s = prepared.elapsed_s

@@ -6,10 +6,12 @@ that two half-served items can never wait for each other.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
 from typing import Self
 
+from gateway.request import DEFAULT_PRIORITY
 from gateway.served import ServedModel, SlotSizes
 from shared.arena import Arena, Slot
 from shared.errors import TooLarge
@@ -19,7 +21,7 @@ from shared.pipeline import RawInput
 class Lease:
     """The slots of one item. Leaving the `with` block gives everything back; slots still lent are quarantined."""
 
-    __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "rows")
+    __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "priority", "rows")
 
     def __init__(self, leases: "Leases", model: ServedModel, rows: int, slots: list[Slot], sizes: SlotSizes) -> None:
         self._leases = leases
@@ -30,6 +32,7 @@ class Lease:
         self.inputs = slots[payload : payload + inputs]
         self.outputs = slots[payload + inputs :]
         self.preparing = True
+        self.priority = DEFAULT_PRIORITY
 
     @property
     def arena_memory(self) -> memoryview:
@@ -79,9 +82,11 @@ class Leases:
         self._held_rows: dict[int, int] = {}
         self.nobody_comes: Callable[[], None] = lambda: None
         """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
-        self._waiting: dict[int, deque[_Waiter]] = {}  # per model: a full window holds up nobody else
+        # Per model, since a full window holds up nobody else: by priority, then first come first served.
+        self._waiting: dict[int, list[tuple[int, int, _Waiter]]] = {}
+        self._tickets = count()
 
-    async def acquire(self, model: ServedModel, raw: RawInput) -> Lease:
+    async def acquire(self, model: ServedModel, raw: RawInput, priority: int = DEFAULT_PRIORITY) -> Lease:
         """Slots for an encoded payload, its prepared tensors and its outputs.
 
         Waits its turn for as long as the caller's own deadline lets it. Raises TooLarge when it could never fit.
@@ -97,9 +102,11 @@ class Leases:
                 raise TooLarge(
                     f"the input needs {needed} bytes of shared memory; arena.budget_bytes is {self._arena.nbytes}"
                 )
-            slots = await self._wait(model, rows, sizes)
+            slots = await self._wait(model, rows, sizes, priority)
         model.preparing_rows += rows
-        return Lease(self, model, rows, slots, kinds)
+        lease = Lease(self, model, rows, slots, kinds)
+        lease.priority = priority
+        return lease
 
     def released(self, lease: Lease) -> None:
         """A lease ended; called by the lease itself."""
@@ -110,14 +117,14 @@ class Leases:
         """Serve those who wait, after anything came back (a lease, or a slot out of quarantine)."""
         for waiting in self._waiting.values():
             while waiting:
-                first = waiting[0]
+                first = waiting[0][2]
                 if first.future.done():  # its caller has left
-                    waiting.popleft()
+                    heappop(waiting)
                     continue
                 slots = self._try(first.model, first.rows, first.sizes)
                 if slots is None:
                     break
-                waiting.popleft()
+                heappop(waiting)
                 first.future.set_result(slots)
 
     def waiting_items(self) -> int:
@@ -139,9 +146,10 @@ class Leases:
         self._held_rows[model.number] = held + rows
         return slots
 
-    async def _wait(self, model: ServedModel, rows: int, sizes: list[int]) -> list[Slot]:
+    async def _wait(self, model: ServedModel, rows: int, sizes: list[int], priority: int) -> list[Slot]:
         future: asyncio.Future[list[Slot]] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(model.number, deque()).append(_Waiter(model, rows, sizes, future))
+        waiter = _Waiter(model, rows, sizes, future)
+        heappush(self._waiting.setdefault(model.number, []), (priority, next(self._tickets), waiter))
         try:
             return await future
         except asyncio.CancelledError:

@@ -64,10 +64,8 @@ def _pieces(model: ServedModel, raw: RawInput) -> list[RawInput]:
     rows, most = tensors[0].shape[0], model.limits.max_rows
     if rows <= most:
         return [RawInput(kind="tensors", tensors=tensors)]
-    return [
-        RawInput(kind="tensors", tensors=tuple(tensor.rows(first, min(first + most, rows)) for tensor in tensors))
-        for first in range(0, rows, most)
-    ]
+    parts = zip(*(tensor.cut(most) for tensor in tensors), strict=True)
+    return [RawInput(kind="tensors", tensors=part) for part in parts]
 
 
 def joined(results: list[list[Result]]) -> Result:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from gateway.inflight import Entry, InFlight
 from gateway.pool_processes import PoolProcesses
 from gateway.quarantine import Quarantine, digest_of
+from gateway.request import DEFAULT_PRIORITY
 from shared.arena import Slot
 from shared.clock import now_s
 from shared.errors import (
@@ -51,7 +52,7 @@ FINISH_FIRST, PREPARE = 0, 1  # finished rows leave before new ones come in: the
 class PoolJob:
     """One job and the future of its answer."""
 
-    __slots__ = ("deaths", "future", "message", "overran", "queued_s", "slots")
+    __slots__ = ("deaths", "future", "message", "overran", "priority", "queued_s", "slots")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class PoolJob:
         self.queued_s = queued_s
         self.deaths = 0
         self.overran = False
+        self.priority = DEFAULT_PRIORITY
 
 
 class PoolClient:
@@ -77,7 +79,7 @@ class PoolClient:
         self._inflight = inflight
         self._opened = opened
         self._models: dict[int, OpenPipeline] = {}
-        self._queue: list[tuple[int, float, int, PoolJob]] = []
+        self._queue: list[tuple[int, int, float, int, PoolJob]] = []
         self._next_job = 1
         self.slots_back: Callable[[], None] = lambda: None
         """Called after slots of a request that had left came back."""
@@ -93,12 +95,15 @@ class PoolClient:
         for identity in self._processes.ready():
             self._processes.send(identity, message)
 
-    def submit(self, message: PrepareJob | FinishJob, slots: Sequence[Slot]) -> "asyncio.Future[Answered]":
+    def submit(
+        self, message: PrepareJob | FinishJob, slots: Sequence[Slot], priority: int = DEFAULT_PRIORITY
+    ) -> "asyncio.Future[Answered]":
         """Queue a job; the future gets its answer or a HeadraceError. Cancelling the future drops the job."""
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         message.job = self._next_job
         self._next_job += 1
         job = PoolJob(message, slots, future, now_s())
+        job.priority = priority
         if len(self.quarantine) and isinstance(message, PrepareJob) and self._is_quarantined(job):
             future.set_exception(ModelDisabled("the input has ended two processes and is refused for some minutes"))
             return future
@@ -122,7 +127,7 @@ class PoolClient:
 
     def _push(self, job: PoolJob) -> None:
         kind = PREPARE if isinstance(job.message, PrepareJob) else FINISH_FIRST
-        heapq.heappush(self._queue, (kind, job.message.deadline_s, job.message.job, job))
+        heapq.heappush(self._queue, (kind, job.priority, job.message.deadline_s, job.message.job, job))
 
     def _is_quarantined(self, job: PoolJob) -> bool:
         return self.quarantine.holds(digest_of(job.message.model, _payload(job)), job.queued_s)
@@ -132,7 +137,7 @@ class PoolClient:
             identity = self._freest()
             if identity is None:
                 return
-            job = heapq.heappop(self._queue)[3]
+            job = heapq.heappop(self._queue)[4]
             if job.future.done():  # the caller has left: dropped before any work
                 continue
             now = now_s()
@@ -212,7 +217,7 @@ class PoolClient:
     def fail_waiting(self, error: NotReady) -> None:
         """Answer everything that still waits (no process can be started any more)."""
         while self._queue:
-            job = heapq.heappop(self._queue)[3]
+            job = heapq.heappop(self._queue)[4]
             if not job.future.done():
                 job.future.set_exception(error)
 

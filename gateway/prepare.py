@@ -38,7 +38,7 @@ async def prepare(pool: PoolClient, lease: Lease, raw: RawInput, options: Option
         [slot.ref for slot in lease.inputs],
         [Tensor(name, datatype, shape, bytes(data)) for name, datatype, shape, data in raw.tensors],
     )
-    prepared = cast("Prepared", await pool.submit(job, slots))
+    prepared = cast("Prepared", await pool.submit(job, slots, lease.priority))
     lease.prepared()
     return prepared
 

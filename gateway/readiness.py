@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.flow import Flow
-from gateway.request import StageTimes
+from gateway.request import DEFAULT_PRIORITY, StageTimes
 from gateway.routing import Routing
-from gateway.served import ServedModel
+from gateway.served import ServedModel, Terms
 from gateway.state import ModelState, Phase
 from gateway.worker_client import Worker
 from shared.clock import now_s
@@ -177,7 +177,8 @@ class Readiness:
         try:
             async with asyncio.timeout_at(deadline_s):
                 options = model.pipeline.parse_options({})
-                await self._flow.item(model, model.pipeline.example(), options, deadline_s, StageTimes())
+                terms = Terms(deadline_s, DEFAULT_PRIORITY)
+                await self._flow.item(model, model.pipeline.example(), options, terms, StageTimes())
         except InternalFault:
             return "its example failed with an internal error, see the log"
         except HeadraceError as error:

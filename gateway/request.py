@@ -8,6 +8,9 @@ from shared.errors import HeadraceError
 from shared.pipeline import RawInput
 from shared.results import Result
 
+DEFAULT_PRIORITY = 100
+"""Of a request that names none: after 1..99, before larger numbers."""
+
 
 class StageTimes(msgspec.Struct):
     """Seconds that one request spent in each stage; of a request with many inputs, its slowest input.
@@ -61,6 +64,8 @@ class Request(msgspec.Struct):
     nbytes: int
     """Payload bytes of all inputs."""
     partial_results: bool = False
+    priority: int = DEFAULT_PRIORITY
+    """Smaller goes first wherever work waits; it does not interrupt what runs."""
     unreadable: dict[int, HeadraceError] = {}
     """Inputs that the edge could not read, by index (`inputs` has an empty one there); only under `partial_results`."""
     times: StageTimes = msgspec.field(default_factory=StageTimes)

@@ -20,6 +20,15 @@ class SlotSizes(NamedTuple):
     """Of the tensors that come back, one per output spec."""
 
 
+class Terms(NamedTuple):
+    """What a request asks of every queue that its items wait in."""
+
+    deadline_s: float
+    """Absolute, monotonic."""
+    priority: int
+    """Smaller goes first."""
+
+
 class ServedModel:
     """A model version with its pipeline and present state. `number` is what all job messages call it."""
 

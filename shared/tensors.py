@@ -7,6 +7,7 @@ Every tensor on the wire has the row count as its first dimension: an image is `
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -91,23 +92,29 @@ class RawTensor(NamedTuple):
     data: bytes | memoryview
     """Little endian, row-major; BYTES elements each behind a 4-byte length. May be a view of a received message."""
 
-    def rows(self, first: int, last: int) -> "RawTensor":
-        """Rows `first` to `last` (exclusive), a view without a copy."""
+    def cut(self, most: int) -> list["RawTensor"]:
+        """Parts of at most `most` rows, in order: views without a copy, found in one walk."""
+        view, rows = memoryview(self.data), self.shape[0]
+        firsts = [*range(0, rows, most), rows]
         if self.datatype == "BYTES":
-            per_row = math.prod(self.shape[1:])
-            start, end = (_offset_of(self.data, row * per_row) for row in (first, last))
+            borders = _element_borders(view, [first * math.prod(self.shape[1:]) for first in firsts])
         else:
-            row_nbytes = len(self.data) // self.shape[0]
-            start, end = first * row_nbytes, last * row_nbytes
-        return self._replace(shape=(last - first, *self.shape[1:]), data=memoryview(self.data)[start:end])
+            borders = [first * (len(view) // rows) for first in firsts]
+        return [
+            self._replace(shape=(last - first, *self.shape[1:]), data=view[start:end])
+            for (first, last), (start, end) in zip(pairwise(firsts), pairwise(borders), strict=True)
+        ]
 
 
-def _offset_of(data: bytes | memoryview, number: int) -> int:
-    """Where BYTES element `number` begins, its length included."""
-    place = 0
-    for _ in range(number):
-        place += _LENGTH + int.from_bytes(data[place : place + _LENGTH], "little")
-    return place
+def _element_borders(data: memoryview, numbers: Sequence[int]) -> list[int]:
+    """Where the BYTES elements `numbers` (rising) begin, their lengths included."""
+    found, place, element = [], 0, 0
+    for number in numbers:
+        while element < number:
+            place += _LENGTH + int.from_bytes(data[place : place + _LENGTH], "little")
+            element += 1
+        found.append(place)
+    return found
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:

@@ -87,6 +87,7 @@ class Infer:
             request_id="",
             inputs=raw,
             options=dict(parameters.options(request.parameters, model.pipeline.options_type)),
+            priority=parameters.priority(request.parameters),
             deadline_s=deadline_s,
             arrived_s=request.arrived_s,
             nbytes=sum(one.nbytes for one in raw),

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.api.open_inference.model import InferRequest, Parameters
 from gateway.api.parse import shown
+from gateway.request import DEFAULT_PRIORITY
 from shared.errors import InvalidInput
 from shared.pipeline import Options
 
@@ -41,6 +42,12 @@ def deadline_s(request: InferRequest) -> float:
     if not timeout_us or not isinstance(timeout_us, int):
         return request.deadline_s
     return min(request.deadline_s, request.arrived_s + timeout_us / 1e6)
+
+
+def priority(parameters: Parameters) -> int:
+    """1 is the most urgent; 0 or none is the default, which lies behind 1..99."""
+    value = parameters.get("priority")
+    return value if value and isinstance(value, int) else DEFAULT_PRIORITY
 
 
 @functools.lru_cache(maxsize=256)

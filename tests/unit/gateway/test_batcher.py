@@ -132,6 +132,17 @@ def test_queues_that_are_ready_are_served_by_their_oldest_item() -> None:
     assert waiting_for_company(queue, 10.0) == [1]
 
 
+def test_the_smaller_priority_number_goes_first_and_levels_never_share_a_batch() -> None:
+    queue = batcher()
+    for number, priority in ((1, 100), (2, 1), (3, 100), (4, 7)):
+        waiting = item(number, queued_s=float(number))
+        waiting.priority = priority
+        queue.add(waiting)
+    order = [numbers(queue.next_batch(9.0, worker_idle=True, expected_rows=nobody)) for _ in range(3)]
+    assert order == [[2], [4], [1, 3]]
+    assert len(queue) == 0
+
+
 def test_an_older_queue_that_is_not_ready_does_not_hold_up_a_full_one() -> None:
     queue = batcher()
     queue.add(item(99, key=QueueKey(1), queued_s=0.0))

@@ -119,3 +119,20 @@ async def test_rows_that_are_being_prepared_are_expected(arena: Arena) -> None:
     with await leases.acquire(model, text(0)):
         pass  # failed before it was prepared: a waiting batch need not expect it any more
     assert told == [0]
+
+
+async def test_the_smaller_priority_number_is_served_first(arena: Arena) -> None:
+    leases, model = leases_of(arena, batches_ahead=1), served(max_rows=1)
+    held = await leases.acquire(model, text(0))
+    order: list[str] = []
+
+    async def wait(name: str, priority: int) -> None:
+        with await leases.acquire(model, text(0), priority) as lease:
+            order.append(name)
+            assert lease.priority == priority
+
+    waiting = [asyncio.ensure_future(wait(name, priority)) for name, priority in (("b", 100), ("c", 200), ("a", 1))]
+    await asyncio.sleep(0)
+    held.__exit__(None, None, None)
+    await asyncio.gather(*waiting)
+    assert order == ["a", "b", "c"]

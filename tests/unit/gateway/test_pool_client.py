@@ -200,3 +200,14 @@ async def test_an_input_that_ended_two_processes_is_refused_without_costing_a_th
     other.payload = b"harmless"
     client.submit(other, ())
     assert len(jobs_sent(processes)) == sent + 1
+
+
+async def test_the_smaller_priority_number_is_prepared_first() -> None:
+    processes = FakeProcesses()
+    client, _ = client_of(processes)
+    for priority in (100, 200, 1):
+        client.submit(prepare_job(), (), priority)
+    processes._ready.append(A)
+    processes.answer(A, PoolReady(1))
+    processes.answer(A, Prepared(3, [], b"", 0.0))
+    assert [job for _, job in jobs_sent(processes)] == [3, 1, 2]

@@ -7,7 +7,7 @@ from gateway import readiness as readiness_module
 from gateway.readiness import Readiness
 from gateway.request import StageTimes
 from gateway.routing import Routing
-from gateway.served import ServedModel
+from gateway.served import ServedModel, Terms
 from gateway.state import Phase
 from gateway.worker_client import Worker
 from shared.errors import InternalFault, NotReady
@@ -27,7 +27,7 @@ class ProofFlow:
         self.answer: Callable[[], Awaitable[list[Result]]] = self._nothing
 
     async def item(
-        self, model: ServedModel, raw: RawInput, options: Options, deadline_s: float, times: StageTimes
+        self, model: ServedModel, raw: RawInput, options: Options, terms: Terms, times: StageTimes
     ) -> list[Result]:
         self.calls += 1
         return await self.answer()

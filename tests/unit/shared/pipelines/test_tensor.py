@@ -94,6 +94,15 @@ def test_any_bytes_are_elements_or_a_clean_error(data: bytes, count: int) -> Non
 
 def test_rows_of_a_fixed_size_tensor_are_views() -> None:
     array = np.arange(12, dtype="<f4").reshape(4, 3)
-    part = RawTensor("x", "FP32", (4, 3), array.tobytes()).rows(1, 3)
-    assert part.shape == (2, 3)
-    assert np.array_equal(np.frombuffer(part.data, "<f4").reshape(2, 3), array[1:3])
+    first, second = RawTensor("x", "FP32", (4, 3), array.tobytes()).cut(3)
+    assert (first.shape, second.shape) == ((3, 3), (1, 3))
+    assert np.array_equal(np.frombuffer(second.data, "<f4").reshape(1, 3), array[3:])
+    assert isinstance(first.data, memoryview)
+
+
+def test_cutting_bytes_walks_once() -> None:
+    rows = 4096
+    tensor = RawTensor("x", "BYTES", (rows, 16), pack_bytes([b"ab"] * rows * 16))
+    parts = tensor.cut(1)  # quadratic, this would take minutes
+    assert len(parts) == rows
+    assert all(unpack_bytes(part.data, 16) == [b"ab"] * 16 for part in parts[:: rows // 8])
