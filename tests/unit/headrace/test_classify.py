@@ -82,7 +82,9 @@ def test_json_lines_come_in_the_given_order(
 ) -> None:
     monkeypatch.setattr(FakeClient, "order", (2, 1, 0))
     assert run([Path("a.jpg"), Path("bad.jpg"), Path("c.jpg")], WANTED, as_json=True) == 1
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    output = capsys.readouterr()
+    rows = [json.loads(line) for line in output.out.splitlines()]
+    assert output.err == "headrace: 1 of 3 images could not be classified\n"
     assert [row["file"] for row in rows] == ["a.jpg", "bad.jpg", "c.jpg"]
     assert rows[0]["labels"][0] == {"index": 1, "name": "a", "score": 0.9}
     assert rows[0]["server_timing"]["run_ms"] == 28.04

@@ -236,7 +236,9 @@ def test_models_add_refuses_pickles_missing_files_and_unknown_models(run: Run, m
     code, _, err = run("models", "add", "good", str(pickle))
     assert code == ExitCode.BAD_SETTINGS
     assert "save_file" in err
-    assert run("models", "add", "good", str(tmp_path / "absent.safetensors"))[0] != 0
+    absent = tmp_path / "absent.safetensors"
+    code, _, err = run("models", "add", "good", str(absent))
+    assert (code, err) == (ExitCode.MODEL_LOAD, f"headrace: models add: there is no file {absent}\n")
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"w")
     code, _, err = run("models", "add", "nobody", str(weights))
@@ -258,15 +260,49 @@ def test_models_fetch(run: Run, models: Path, monkeypatch: pytest.MonkeyPatch) -
     code, out, _ = run("models", "fetch")
     assert (code, asked) == (0, [("efficientnet-lite0", Path("models"))])
     assert "✓ good" in out
-    code, out, _ = run("models", "fetch", "other", "--photos", "--json")
+    monkeypatch.setitem(zoo.MODELS, "other", zoo.MODELS["efficientnet-lite0"])
+    code, out, err = run("models", "fetch", "other", "efficientnet-lite0", "other", "--photos", "--json")
     assert json.loads(out)["photos"] == ["models/a.jpg"]
-    assert asked[-1][0] == "other"
+    assert [name for name, _ in asked[1:]] == ["other", "efficientnet-lite0"]
+    assert err == "", "what happens is shown on terminals only"
 
 
-def test_models_fetch_of_an_unknown_name(run: Run) -> None:
-    code, _, err = run("models", "fetch", "resnet")
-    assert code == ExitCode.BAD_SETTINGS
-    assert "efficientnet-lite0" in err
+@pytest.mark.parametrize("names", [("resnet",), ("builtin", "resnet"), ("efficientnet-lite0", "[red]", "resnet")])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_models_fetch_of_an_unknown_name_fetches_nothing(
+    run: Run, tmp_path: Path, names: tuple[str, ...], form: tuple[str, ...]
+) -> None:
+    code, out, err = run("models", "fetch", *names, *form)
+    assert (code, out) == (ExitCode.BAD_SETTINGS, "")
+    unknown = "[red]" if "[red]" in names else "resnet"
+    assert err == f"headrace: models fetch: '{unknown}' is not known (known: efficientnet-lite0, builtin)\n"
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("name", ["builtin", "efficientnet-lite0"])
+def test_models_fetch_into_what_is_no_folder(run: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / "models").write_text("a file")
+    (tmp_path / ".cache").write_text("another one")
+    code, out, err = run("models", "fetch", name, "--json")
+    assert (code, out) == (ExitCode.MODEL_LOAD, "")
+    assert re.fullmatch(r"headrace: models fetch: [^\n]*(models/identity|\.cache): [^\n]+\n", err)
+
+
+FAILURES = [
+    (("classify", "none.jpg", "-a", "127.0.0.1:1"), 1),
+    (("models", "list"), 2),
+    (("models", "fetch", "resnet"), 2),
+    (("models", "add", "nobody", "none.safetensors"), 4),
+    (("config", "explain", "nothing"), 2),
+    (("config", "explain", "--config", "none.yaml"), 2),
+]
+
+
+@pytest.mark.parametrize(("command", "code"), FAILURES, ids=str)
+def test_with_json_a_failure_is_one_line_on_stderr_too(run: Run, command: tuple[str, ...], code: int) -> None:
+    left, _, err = run(*command, "--json")
+    assert left == code
+    assert re.fullmatch(r"headrace: [^\n]+\n", err)
 
 
 @pytest.mark.parametrize(
