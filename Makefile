@@ -114,8 +114,8 @@ clean: ## Remove what was built; keeps .venv, models and photos
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: clean-all
-clean-all: clean ## Remove .venv and everything fetched, too
-	@rm -rf $(VENV) .cache models/*/versions models/*/traffic.json
+clean-all: clean ## Remove .venv and downloads, too; models stay
+	@rm -rf $(VENV) .cache
 
 .PHONY: help
 help: ## This list

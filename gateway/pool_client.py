@@ -41,6 +41,8 @@ from shared.messages import (
 
 log = get_logger()
 
+FOR_NOBODY_S = 0.5
+"""How long a pool job may go on after its caller has left: about what a new process costs."""
 CREDIT = 2  # one running, one staged: the process never idles for a round trip, and a death concerns one job at most
 
 Answered: TypeAlias = Prepared | Finished
@@ -116,13 +118,20 @@ class PoolClient:
         return len(self._queue)
 
     def tick(self, limit_s: float) -> None:
-        """Called a few times a second: kill processes whose present job has taken longer than `limit_s`."""
+        """Called a few times a second: kill processes whose present job has taken longer than `limit_s`.
+
+        A job whose caller has left gets half a second: starting a process anew is cheaper than finishing for nobody
+        what keeps everybody waiting.
+        """
         now = now_s()
         for identity in self._processes.ready():
             entry = self._inflight.oldest(_holder(identity))
-            if entry is not None and not entry.job.overran and now - entry.sent_s > limit_s:
+            if entry is None or entry.job.overran:
+                continue
+            allowed_s = min(limit_s, FOR_NOBODY_S) if entry.job.future.done() else limit_s
+            if now - entry.sent_s > allowed_s:
                 entry.job.overran = True
-                log.warning("pool job over its limit", killed=_holder(identity), limit_s=limit_s)
+                log.warning("pool job over its limit", killed=_holder(identity), limit_s=allowed_s)
                 self._processes.kill(identity)
 
     def _push(self, job: PoolJob) -> None:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Self
 
 from shared.errors import ExitCode, StartupError
 
+_PRIVATE = re.compile(r"gateway-[0-9a-f]{16}")
 _LONGEST_INSIDE = 40
 """Bytes of the longest socket path below the folder: `/gateway-<16 hex digits>/` and a name of up to 14."""
 _LONGEST_SOCKET_PATH = 107
@@ -82,10 +84,14 @@ class RuntimeDir:
             if _is_at(path, fd):
                 break
             os.close(fd)  # its holder removed it between our open and our lock
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode("ascii"))
         lock = Lock(path, fd)
         self._locks.append(lock)
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        except OSError as error:
+            self.close()
+            raise _refused(self.path, f"can't be written to ({error.strerror})") from error
         return lock
 
     def gateway_socket(self) -> Path:
@@ -95,14 +101,17 @@ class RuntimeDir:
     def private(self, generation: int) -> Path:
         """A new folder (0700) for the ZeroMQ sockets of one gateway life."""
         path = self.path / f"gateway-{generation:016x}"
-        path.mkdir(0o700)
+        try:
+            path.mkdir(0o700)
+        except OSError as error:
+            raise _refused(self.path, f"can't be written to ({error.strerror})") from error
         self._private.add(path)
         return path
 
     def sweep(self) -> None:
         """Remove what dead processes left. Only for the holder of the gateway's lock: then all others are dead."""
         for path in self.path.glob("gateway-*"):
-            if path not in self._private:
+            if path not in self._private and _PRIVATE.fullmatch(path.name):
                 _remove(path)
         self.gateway_socket().unlink(missing_ok=True)
         for path in self.path.glob("*.lock"):
@@ -165,8 +174,9 @@ def _remove_unheld(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    # Sockets only, one level; a file that ZeroMQ removes at the same moment is as good as removed.
-    with contextlib.suppress(OSError):
+    # Sockets only, one level: whatever else lies there is not ours, and then the folder stays, too.
+    with contextlib.suppress(OSError):  # what ZeroMQ removes at the same moment is as good as removed
         for entry in path.iterdir():
-            entry.unlink(missing_ok=True)
+            if stat.S_ISSOCK(entry.lstat().st_mode):
+                entry.unlink(missing_ok=True)
         path.rmdir()

@@ -211,3 +211,21 @@ async def test_the_smaller_priority_number_is_prepared_first() -> None:
     processes.answer(A, PoolReady(1))
     processes.answer(A, Prepared(3, [], b"", 0.0))
     assert [job for _, job in jobs_sent(processes)] == [3, 1, 2]
+
+
+async def test_a_long_job_for_nobody_ends_early() -> None:
+    processes = FakeProcesses(A)
+    client, _ = client_of(processes)
+    with patch.object(pool_client, "now_s", lambda: 100.0):
+        gone, staged = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
+        gone.cancel()
+    with patch.object(pool_client, "now_s", lambda: 100.4):
+        client.tick(5.0)
+        assert processes.killed == []
+    with patch.object(pool_client, "now_s", lambda: 100.6):
+        client.tick(5.0)
+        assert processes.killed == [A]
+        processes.die(A, C)
+    assert jobs_sent(processes)[2:] == [(C, 2)]  # the staged job goes on, the other one is over
+    processes.answer(C, Prepared(2, [], b"", 0.0))
+    await staged

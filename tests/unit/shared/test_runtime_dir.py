@@ -1,4 +1,6 @@
+import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +43,8 @@ def test_the_folder_is_private_and_gone_after_a_clean_stop(parent: Path) -> None
     private = runtime.private(0xAB)
     assert private.name == "gateway-00000000000000ab"
     assert private.stat().st_mode & 0o777 == 0o700
-    (private / "pool.sock").touch()
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(private / "pool.sock"))
     runtime.close()
     runtime.close()
     assert list(parent.iterdir()) == []
@@ -128,7 +131,12 @@ def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) ->
     runtime.lock("gateway")
     dead = runtime.path / "gateway-00000000000000ff"
     dead.mkdir()
-    (dead / "worker.sock").touch()
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(dead / "worker.sock"))
+    mine, theirs = runtime.path / "gateway-old", runtime.path / "gateway-0123456789abcdef"
+    for folder in (mine, theirs):  # one not named like ours, one with something in it that no gateway makes
+        folder.mkdir()
+        (folder / "letter.txt").touch()
     runtime.gateway_socket().touch()
     (runtime.path / "worker-7.lock").touch()
     living = RuntimeDir.open(parent / "run")
@@ -136,6 +144,21 @@ def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) ->
     own = runtime.private(1)
     (runtime.path / "notes").touch()
     runtime.sweep()
-    assert sorted(path.name for path in runtime.path.iterdir()) == [own.name, "gateway.lock", "notes", "worker-0.lock"]
+    left = [own.name, theirs.name, mine.name, "gateway.lock", "notes", "worker-0.lock"]
+    assert sorted(path.name for path in runtime.path.iterdir()) == sorted(left)
+    assert (mine / "letter.txt").exists()
+    assert (theirs / "letter.txt").exists()
     living.close()
     runtime.close()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_lock(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    runtime = RuntimeDir.open(parent / "run")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StartupError, match=r"can't be written to \(No space left on device\)") as caught:
+        runtime.lock("gateway")
+    assert caught.value.exit_code == ExitCode.BAD_SETTINGS
+    assert not (parent / "run").exists()
