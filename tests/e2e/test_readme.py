@@ -95,10 +95,26 @@ def test_the_readme_says_what_it_runs() -> None:
 def test_the_own_classifier_of_the_readme_serves(folder: Path, tmp_path: Path) -> None:
     if not (folder / "models" / "traffic-light" / "traffic.json").exists():
         pytest.skip("the README's commands did not run")
-    site = Site(tmp_path / "site", folder / "models", models=["traffic-light"])
+    models = ["efficientnet-lite0", "traffic-light"]
+    site = Site(tmp_path / "site", folder / "models", models=models)
+    (site.folder / ".cache").symlink_to(ROOT / ".cache")
+    commands = [
+        line.removeprefix("$ ") for language, text in BLOCKS if language == "console" for line in text.split("\n")
+    ]
+    calls = [line for line in commands if line.startswith("headrace classify") and "--model" in line]
+    assert len(calls) == len(models)
     with serving(site), Client(site.grpc) as client:
-        answer = client.classify(ROOT / ".cache/photos/imagenet_16_251.jpg", top_k=3)
+        answer = client.classify(ROOT / ".cache/photos/imagenet_16_251.jpg", model="traffic-light")
+        answers = [run("sh", call, site.folder) for call in calls]
+        unnamed = run("sh", calls[0].split(" --model")[0], site.folder)
     assert {label.name for label in answer.labels} == {"red", "amber", "green"}
+    for call, done in zip(calls, answers, strict=True):
+        assert done.returncode == 0, f"{call}\n{done.stderr}"
+        assert call.split()[-1] in done.stdout
+    assert all(word in answers[0].stdout for word in ("red", "amber", "green"))
+    assert "dalmatian" in answers[1].stdout.lower()
+    assert unnamed.returncode == 1
+    assert "several take image" in unnamed.stderr
 
 
 def test_the_settings_of_the_readme_are_valid(tmp_path: Path) -> None:
