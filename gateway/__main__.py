@@ -85,6 +85,7 @@ class Gateway:
             arena=self.arena,
             cost=cost,
             dispatch=self.dispatch,
+            forecast=self.forecast,
             leases=leases,
             metrics=self.metrics,
             pool=self.pool,

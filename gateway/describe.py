@@ -8,8 +8,9 @@ import msgspec
 from gateway.admission import Admission
 from gateway.cost_model import CostModel
 from gateway.dispatch import Dispatcher
+from gateway.forecast import Forecast
 from gateway.leases import Leases
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, Rows
 from gateway.pool_client import PoolClient
 from gateway.pool_processes import PoolProcesses
 from gateway.routing import Routing
@@ -26,6 +27,7 @@ class Parts:
     arena: Arena
     cost: CostModel
     dispatch: Dispatcher
+    forecast: Forecast
     leases: Leases
     metrics: Metrics
     pool: PoolClient
@@ -92,6 +94,14 @@ class Parts:
             "batch_rows": {rows: batch.count for rows, batch in sorted(counts.batches.items())},
         }
 
+    def costs(self) -> Rows:
+        """The cost model's lines: seconds of any batch, and of each row more."""
+        names = {model.number: model.name for model in self.routing.models()}
+        for key in self.cost.keys():  # noqa: SIM118 - a method of ours, not a dict's
+            line, bucket = self.cost.line(key), "x".join(map(str, key.bucket))
+            yield (names.get(key.model, ""), bucket, "fixed"), line.fixed_s
+            yield (names.get(key.model, ""), bucket, "row"), line.row_s
+
     def bad_frames(self) -> float:
         """Frames of workers and pool processes that could not be decoded."""
         return self.processes.bad_frames + self.workers.bad_frames
@@ -114,6 +124,9 @@ def export(parts: Parts) -> None:
     gauge("headrace_arena_quarantined_bytes", "Held by a process, owner gone.", lambda: arena.stats().quarantined_bytes)
     gauge("headrace_workers", "Connected workers.", lambda: len(list(parts.workers.workers())))
     gauge("headrace_pool_processes", "Pool processes that take jobs.", lambda: len(list(parts.processes.ready())))
+    metrics.gauges("headrace_cost_seconds", "What a batch costs.", ("model", "bucket", "part"), parts.costs)
+    gauge("headrace_forecast_correction", "Real time ÷ forecast, learned.", lambda: parts.forecast.correction)
+    gauge("headrace_quarantined_inputs", "Inputs refused for having ended processes.", lambda: len(pool.quarantine))
     gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)
     metrics.counter("headrace_pool_processes_lost_total", "Pool processes that died.", lambda: pool.lost_processes)
     metrics.counter("headrace_pool_jobs_expired_total", "Dropped before preparation.", lambda: pool.expired)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.batcher import Batch
@@ -29,22 +29,28 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _STAGES = ("admit", "wait", "prepare", "batch", "copy", "run", "finish")
 
 
-class _Count(Collector):
-    """A counter that is only read."""
+Rows = Iterable[tuple[tuple[str, ...], float]]
+"""Label values and number, one for each series."""
 
-    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        self._name = name
-        self._help = help_text
+
+class _ReadOnly(Collector):
+    """Numbers that somebody else keeps, read when somebody looks."""
+
+    def __init__(self, family: Callable[[], GaugeMetricFamily | CounterMetricFamily], read: Callable[[], Rows]) -> None:
+        self._family = family
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._help, value=self._read())
+        family = self._family()
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        yield family
 
 
 class _OfModel:
     """One model's metrics with labels resolved once."""
 
-    __slots__ = ("batch_rows", "batches", "nobody", "outcomes", "request_s", "rows", "stages")
+    __slots__ = ("batch_rows", "nobody", "outcomes", "request_s", "rows", "stages")
 
     def __init__(self, metrics: "Metrics", name: str) -> None:
         self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
@@ -85,11 +91,19 @@ class Metrics:
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value that is read when somebody looks."""
-        Gauge(name, help_text, registry=self.registry).set_function(read)
+        self.gauges(name, help_text, (), lambda: [((), read())])
+
+    def gauges(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
+        """One value for each of a bounded set of labels, read when somebody looks."""
+        self.registry.register(_ReadOnly(lambda: GaugeMetricFamily(name, help_text, labels=labels), read))
 
     def counter(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A count that somebody else keeps, read when somebody looks."""
-        self.registry.register(_Count(name, help_text, read))
+        self.counters(name, help_text, (), lambda: [((), read())])
+
+    def counters(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
+        """Counts that somebody else keeps, one for each of a bounded set of labels."""
+        self.registry.register(_ReadOnly(lambda: CounterMetricFamily(name, help_text, labels=labels), read))
 
     def request(self, request: Request) -> "MeasuredRequest":
         """Measures one request: `with metrics.request(request) as measured: measured.model = …`."""

@@ -1,0 +1,70 @@
+import asyncio
+
+import pytest
+from prometheus_client import generate_latest
+
+from gateway.metrics import Metrics
+from gateway.request import Request, StageTimes
+from shared.clock import now_s
+from shared.errors import Code, InvalidInput
+from shared.pipeline import RawInput
+from tests.support.gateway_parts import served
+
+
+def request(times: StageTimes | None = None) -> Request:
+    inputs = [RawInput(kind="text", data=b"x")]
+    return Request("words", "", "id", inputs, {}, now_s() + 1, now_s(), 1, times=times or StageTimes())
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def end(metrics: Metrics, error: BaseException | None) -> None:
+    """One request of a served model that ends like this."""
+    with metrics.request(request()) as measured:
+        measured.model = served()
+        if error is not None:
+            raise error
+
+
+def test_every_outcome_is_counted_exactly_once() -> None:
+    metrics = Metrics()
+    end(metrics, None)
+    for error in (InvalidInput("no"), asyncio.CancelledError(), KeyError("bug")):
+        with pytest.raises(type(error)):
+            end(metrics, error)
+    counts = {word: value(metrics, "headrace_requests_total", model="words", outcome=word) for word in ("ok", *Code)}
+    assert {word for word, count in counts.items() if count} == {"ok", "invalid_input", "cancelled", "internal"}
+    assert sum(count or 0 for count in counts.values()) == 4
+
+
+def test_stage_times_of_answered_requests_become_histograms() -> None:
+    metrics = Metrics()
+    with metrics.request(request(StageTimes(run_s=0.25))) as measured:
+        measured.model = served()
+    assert value(metrics, "headrace_stage_seconds_sum", model="words", stage="run") == 0.25
+    assert value(metrics, "headrace_stage_seconds_count", model="words", stage="admit") == 1
+
+
+def test_what_names_no_model_of_ours_is_unknown_and_adds_no_series() -> None:
+    metrics = Metrics()
+    for name in ("made-up-1", "made-up-2"):
+        asked = request()
+        asked.model = name
+        with pytest.raises(InvalidInput), metrics.request(asked):
+            raise InvalidInput("no")
+    text = generate_latest(metrics.registry).decode()
+    assert "made-up" not in text
+    assert value(metrics, "headrace_requests_total", model="unknown", outcome="invalid_input") == 2
+
+
+def test_numbers_that_others_keep_are_read_when_somebody_looks() -> None:
+    metrics = Metrics()
+    state = {"waiting": 1.0}
+    metrics.gauge("headrace_waiting", "Waiting.", lambda: state["waiting"])
+    metrics.counters("headrace_things_total", "Things.", ("kind",), lambda: [(("a",), 2.0), (("b",), state["waiting"])])
+    state["waiting"] = 7.0
+    assert value(metrics, "headrace_waiting") == 7.0
+    assert value(metrics, "headrace_things_total", kind="a") == 2.0
+    assert value(metrics, "headrace_things_total", kind="b") == 7.0
