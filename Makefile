@@ -7,6 +7,7 @@
 PYTHON ?= python3
 MODEL ?= efficientnet-lite0
 SERVE ?=
+INDEX ?= 0
 TESTS ?= tests
 
 VENV := .venv
@@ -37,8 +38,8 @@ run-gateway: fetch ## Only the gateway and its preprocess pool, without torch in
 	@$(FOREGROUND) $(PY) -m gateway $(SERVE)
 
 .PHONY: run-worker
-run-worker: fetch ## Only one worker; before or after the gateway, on a CUDA machine or a CPU
-	@$(FOREGROUND) $(PY) -m workers $(SERVE)
+run-worker: fetch ## Only one worker (`INDEX=1`: the second one); before or after the gateway, on CUDA or a CPU
+	@$(FOREGROUND) $(PY) -m workers --index $(INDEX) $(SERVE)
 
 .PHONY: fetch
 fetch: $(VENV)/.runtime ## Fetch the default model and 20 photos; quick when they are there

@@ -1,4 +1,4 @@
-"""`headrace serve`: starts gateway and worker side by side, restarts what dies, stops everything in order.
+"""`headrace serve`: starts gateway and workers side by side, restarts what dies, stops everything in order.
 
 The supervisor handles no request and holds no state that a request needs: its own death by SIGKILL ends its children
 (the kernel does that, see `shared.child.bind_to_parent`), and the next start finds nothing in its way.
@@ -16,11 +16,12 @@ from headrace.ready import ready_text
 from shared import logs, settings_loader
 from shared.child import StopSignal
 from shared.clock import Clock, now_s
+from shared.devices import worker_count
 from shared.errors import ExitCode, StartupError
 from shared.logs import get_logger
 from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
 from shared.runtime_dir import RuntimeDir
-from shared.settings import SupervisorSettings
+from shared.settings import Settings, SupervisorSettings
 from shared.supervision import Backoff, Child
 
 _FINAL_AT_START = {ExitCode.BAD_SETTINGS, ExitCode.IN_USE, ExitCode.MODEL_LOAD}
@@ -37,7 +38,7 @@ class Command(NamedTuple):
     name: str
     argv: Sequence[str]
     stop_order: int
-    """Processes of a lower number stop first; those of the same number together."""
+    """Processes of a lower number stop first; those of the same number together, and they can stand in for another."""
 
 
 class _Kept:
@@ -49,6 +50,8 @@ class _Kept:
         self.gone = asyncio.Event()
         self.gone.set()
         self.was_ready = False
+        self.serves = False
+        """Its present process has announced that it is ready."""
         self.last_failure = ""
         self.restart: asyncio.TimerHandle | None = None
         self.backoff = Backoff(
@@ -114,13 +117,14 @@ class Supervisor:
 
     def _heard(self, kept: _Kept, message: ToSupervisor) -> None:
         if isinstance(message, ProcessReady):
-            first, kept.was_ready = not kept.was_ready, True
+            first, kept.was_ready, kept.serves = not kept.was_ready, True, True
             self._on_ready(kept.command.name, message.detail, first)
         elif isinstance(message, ProcessFailed):
             kept.last_failure = message.text
 
     def _exited(self, kept: _Kept, code: int) -> None:
         kept.child = None
+        kept.serves = False
         kept.gone.set()
         if self._outcome.done():
             return
@@ -137,13 +141,18 @@ class Supervisor:
         delay_s = kept.backoff.next_delay_s(now)
         failures = kept.backoff.failures_in_a_row
         name, why, kept.last_failure = kept.command.name, kept.last_failure, ""
-        if failures >= self._settings.max_failures:
+        if failures >= self._settings.max_failures and not self._others_serve(kept):
             log.error("gave up", child=name, failures=failures, last=why, setting="supervisor.max_failures")
             if not self._outcome.done():
                 self._outcome.set_result(ExitCode.INTERNAL)
             return
         log.warning("ended, starts again", child=name, failures=failures, delay_s=round(delay_s, 3), why=why)
         kept.restart = self._loop.call_later(delay_s, self._start, kept)
+
+    def _others_serve(self, kept: _Kept) -> bool:
+        """One of several workers that can't live costs its share of the speed; the others' requests stay untouched."""
+        order = kept.command.stop_order
+        return any(other.serves for other in self._kept if other is not kept and other.command.stop_order == order)
 
     # ------------------------------------------------------------------ stopping
 
@@ -212,7 +221,7 @@ def run(config: Path | None) -> int:
 
     with StopSignal() as stop:
         try:
-            return int(asyncio.run(_supervise(_commands(config), settings.supervisor, stop, on_ready)))
+            return int(asyncio.run(_supervise(_commands(config, settings), settings.supervisor, stop, on_ready)))
         except Exception:
             log.exception("unexpected failure")
             return int(ExitCode.INTERNAL)
@@ -229,12 +238,15 @@ async def _supervise(
     return await Supervisor(commands, settings, stop, on_ready).run()
 
 
-def _commands(config: Path | None) -> list[Command]:
+def _commands(config: Path | None, settings: Settings) -> list[Command]:
     common = [] if config is None else ["--config", str(config)]
-    # The gateway stops first: it drains what was admitted, and needs its worker for that.
+    # The gateway stops first: it drains what was admitted, and needs its workers for that.
     return [
         Command("gateway", [sys.executable, "-m", "gateway", *common], 0),
-        Command("worker-0", [sys.executable, "-m", "workers", "--index", "0", *common], 1),
+        *(
+            Command(f"worker-{index}", [sys.executable, "-m", "workers", "--index", str(index), *common], 1)
+            for index in range(worker_count(settings.worker))
+        ),
     ]
 
 

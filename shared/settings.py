@@ -25,6 +25,9 @@ Bytes = Annotated[int, Field(gt=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
 Rows = Annotated[int, Field(ge=1, le=4096)]
 """Of one batch."""
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+"""Of one model, against the others."""
+MAX_WORKERS = 64
 _ROWS = TypeAdapter(Rows)
 
 
@@ -127,6 +130,8 @@ class BatchingSettings(_Group):
     sizes: tuple[Rows, ...] = (1, 2, 4, 8, 16, 32)
     """Allowed batch sizes, each one warmed before ready; the last is max_rows. Given only one of the two, the other
     follows: powers of two up to max_rows, or the last of sizes."""
+    weight: Weight = 1.0
+    """Share of the worker's time while several models have something to run: 2 gets twice as much as 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -168,12 +173,15 @@ def _usable(rows: Any) -> int | None:  # noqa: ANN401 - whatever was given, stil
 
 
 class WorkerSettings(_Group):
-    """The process that owns the device and the models."""
+    """The processes that own the devices and the models."""
 
+    count: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    """How many workers `headrace serve` starts; default: one per CUDA device (of those in CUDA_VISIBLE_DEVICES, if that
+    is set), one without any."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """`auto`: cuda:0 where there is one, else cpu."""
+    """`auto`: CUDA where there is any, else cpu. With `auto` and `cuda` worker number i takes device i."""
     threads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """CPU threads of a forward pass; default: one per core."""
+    """CPU threads of a forward pass; default: the worker's share of the cores."""
     precision: Literal["auto", "fp16", "fp32"] = "auto"
     """`auto`: FP16 autocast on CUDA, FP32 on a CPU."""
     compile: bool = False
@@ -194,7 +202,8 @@ class SupervisorSettings(_Group):
     stable_ms: Milliseconds = 10_000
     """A process that lived this long starts again without delay."""
     max_failures: Annotated[int, Field(ge=1)] = 10
-    """Failures in a row after which `headrace serve` gives up with exit code 70."""
+    """Failures in a row after which `headrace serve` gives up with exit code 70; a worker is tried on for as long as
+    another one serves."""
     stop_ms: Milliseconds = 5_000
     """After Ctrl-C or SIGTERM: what still lives then is killed."""
 

@@ -1,4 +1,4 @@
-"""`python -m workers`: settings, build, announce, loop. One process per GPU; `--index` numbers them."""
+"""`python -m workers`: settings, build, announce, loop. One process per device; `--index` numbers them."""
 
 import argparse
 import os
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from shared import logs, settings_loader
 from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, run_main
+from shared.devices import worker_count
 from shared.errors import ExitCode
 from shared.runtime_dir import RuntimeDir
-from shared.settings import Settings
+from shared.settings import MAX_WORKERS, Settings
 from workers import host, loading
 from workers.backends.base import Device, DeviceLost, NoDevice
 from workers.loop import Worker
@@ -22,16 +23,29 @@ LOADER_LIMIT_S = 1.0
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers", description="The process that owns the device.")
     parser.add_argument("--config", type=Path, default=None, help="headrace.yaml (default: ./headrace.yaml if present)")
-    parser.add_argument("--index", type=int, default=0, help="number of this worker (default 0)")
+    parser.add_argument(
+        "--index", type=_index, default=0, help="number of this worker, and of its CUDA device (default 0)"
+    )
     add_child_arguments(parser)
     return parser.parse_args()
+
+
+def _index(text: str) -> int:
+    if not text.isdecimal() or int(text) >= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"must be 0..{MAX_WORKERS - 1}, not {text!r}")
+    return int(text)
+
+
+def threads_of(settings: Settings) -> int:
+    """CPU threads of a forward pass: as set, else this worker's share of the cores."""
+    return settings.worker.threads or max(1, host.cores() // worker_count(settings.worker))
 
 
 def _device(settings: Settings, index: int) -> Device:
     """Torch's device, or none when no served model needs torch: then torch is never imported."""
     if not loading.needs_torch(settings):
         return NoDevice()
-    threads = settings.worker.threads or host.cores()
+    threads = threads_of(settings)
     host.keep_freed_memory()
     host.prepare_threads(threads)
     # Only now: both calls above must come before torch is loaded.

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from headrace import supervisor
-from headrace.supervisor import Command, Supervisor
+from headrace.supervisor import Command, Supervisor, _Kept
 from shared.child import StopSignal
 from shared.errors import ExitCode, StartupError
 from shared.runtime_dir import RuntimeDir
-from shared.settings import SupervisorSettings
+from shared.settings import Settings, SupervisorSettings, WorkerSettings
 from tests.support.fake_serve import FAKE, commands
 
 LIMIT_S = 20
@@ -37,9 +37,10 @@ class Running:
     def __init__(self, kept: Sequence[Command], stop: Asked, **settings: int) -> None:
         self.ready: asyncio.Queue[tuple[str, int, bool]] = asyncio.Queue()
         self.stop = stop
+        self.settings = SupervisorSettings(**{"backoff_first_ms": 10, **settings})
         self.supervisor = Supervisor(
             kept,
-            SupervisorSettings(**{"backoff_first_ms": 10, **settings}),
+            self.settings,
             stop,
             lambda name, detail, first: self.ready.put_nowait((name, int(detail), first)),
         )
@@ -127,6 +128,45 @@ async def test_repeated_failures_give_up_with_70(stop: Asked, tmp_path: Path) ->
     kept = running.supervisor._kept[0]
     assert kept.backoff.failures_in_a_row == 4
     assert all(kept.child is None for kept in running.supervisor._kept)
+
+
+async def test_a_worker_that_can_not_live_is_tried_on_while_another_one_serves(stop: Asked) -> None:
+    """With a back-off of its own: the other one is not touched."""
+    running = Running([Command("worker-0", [*FAKE, "worker-0"], 1)], stop, max_failures=3, backoff_max_ms=20)
+    _, pid, _ = await running.next_ready()
+    serving, broken = running.supervisor._kept[0], _Kept(Command("worker-1", ["/does/not/exist"], 1), running.settings)
+    running.supervisor._kept.append(broken)
+    often = asyncio.Event()
+    failed = broken.backoff.failed
+
+    def count(now_s: float) -> None:
+        failed(now_s)
+        if broken.backoff.failures_in_a_row == 6:
+            often.set()
+
+    broken.backoff.failed = count  # type: ignore[method-assign]  # to see it without a pause
+    running.supervisor._start(broken)
+    async with asyncio.timeout(LIMIT_S):
+        await often.wait()
+    assert serving.backoff.failures_in_a_row == 0
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)  # nobody serves for as long as it takes to start again
+    assert await running.exit_code() == ExitCode.INTERNAL
+
+
+async def test_workers_that_all_fail_are_given_up(stop: Asked) -> None:
+    kept = [Command(f"worker-{index}", [*FAKE, f"worker-{index}", "--fail", "72"], 1) for index in range(2)]
+    running = Running(kept, stop, max_failures=3, backoff_max_ms=20)
+    assert await running.exit_code() == ExitCode.INTERNAL
+
+
+def test_as_many_workers_as_set_each_with_its_number() -> None:
+    kept = supervisor._commands(Path("c.yaml"), Settings(worker=WorkerSettings(count=3)))
+    assert [command.name for command in kept] == ["gateway", "worker-0", "worker-1", "worker-2"]
+    assert [command.argv[2:] for command in kept[1:]] == [
+        ["workers", "--index", str(index), "--config", "c.yaml"] for index in range(3)
+    ]
+    assert len({command.stop_order for command in kept[1:]}) == 1
 
 
 async def test_a_program_that_can_not_be_started_is_tried_again_and_then_given_up(stop: Asked) -> None:
@@ -262,7 +302,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder = Path(name)
         (folder / "headrace.yaml").write_text("runtime_dir: run\n")
         monkeypatch.setattr("shared.logs.configure", lambda *_: None)  # it would outlive this test
-        monkeypatch.setattr(supervisor, "_commands", lambda _config: commands(folder, "--fail", "4"))
+        monkeypatch.setattr(supervisor, "_commands", lambda *_: commands(folder, "--fail", "4"))
         yield folder
 
 

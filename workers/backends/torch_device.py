@@ -36,7 +36,7 @@ def find(setting: str, index: int, threads: int) -> "TorchDevice":
         raise StartupError(
             ExitCode.MODEL_LOAD,
             f"worker.device is {setting}, which means cuda:{wanted} for worker {index}; "
-            f"torch sees {count} CUDA device(s) on this machine",
+            f"torch sees {count} CUDA device(s) on this machine (worker.count sets how many workers are started)",
         )
     return CudaDevice(torch.device("cuda", wanted))
 

@@ -4,10 +4,14 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from shared.errors import ExitCode
 from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
+from shared.settings import Settings, WorkerSettings
 from tests.support.worker_parts import toy_model
+from workers import host
+from workers.__main__ import threads_of
 
 LOST = """
 import sys
@@ -64,3 +68,20 @@ def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.BAD_SETTINGS
     assert len(done.stderr.splitlines()) == 1
     assert "device" in done.stderr
+
+
+@pytest.mark.parametrize(("threads", "count", "cores", "expected"), [(None, 2, 16, 8), (None, 4, 2, 1), (3, 2, 16, 3)])
+def test_workers_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, count: int, cores: int, expected: int
+) -> None:
+    monkeypatch.setattr(host, "cores", lambda: cores)
+    assert threads_of(Settings(worker=WorkerSettings(threads=threads, count=count))) == expected
+
+
+@pytest.mark.parametrize("index", ["-1", "64", "one"])
+def test_the_index_is_a_small_number(index: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "workers", f"--index={index}"], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == ExitCode.BAD_SETTINGS
+    assert f"must be 0..63, not '{index}'" in done.stderr
