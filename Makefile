@@ -106,6 +106,10 @@ stubs: $(VENV)/.dev ## A wheel in dist/ with only the stubs and the client, for 
 bench: $(VENV)/.dev fetch ## Measure the server beside the bare loop and plain gRPC (about 5 minutes)
 	@$(PY) -m bench.foundation
 
+.PHONY: bench-open-inference
+bench-open-inference: $(VENV)/.dev fetch ## Measure the Open Inference Protocol with perf_analyzer (about 4 minutes)
+	@$(PY) -m bench.open_inference
+
 .PHONY: venv
 venv: $(VENV)/.dev ## Only install everything into .venv
 
@@ -122,7 +126,7 @@ clean-all: clean ## Remove .venv and downloads, too; models stay
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } \
 	/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-	/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ---------------------------------------------------------------- installing, only when something changed
 

@@ -34,14 +34,16 @@ class Contestant(NamedTuple):
     process: psutil.Process
     start_s: float
     """From the start of the process to the first moment it was ready."""
+    http: str = ""
+    """host:port of the HTTP side; empty where there is none."""
 
 
 @contextmanager
-def echo(answer: Path) -> Iterator[Contestant]:
-    """Plain grpc.aio."""
+def echo(*files: str | Path) -> Iterator[Contestant]:
+    """Plain grpc.aio; `files` are the echo's arguments."""
     started_s = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.echo", "--answer", answer], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.echo", *files], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             if process.stdout is None:
@@ -56,11 +58,12 @@ def echo(answer: Path) -> Iterator[Contestant]:
 def headrace(repository: Path) -> Iterator[Contestant]:
     """The whole server with default settings, on free ports, in a runtime folder of its own."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        address, config, log = f"127.0.0.1:{_free_port()}", Path(folder, "headrace.yaml"), Path(folder, "log")
+        address, http = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        config, log = Path(folder, "headrace.yaml"), Path(folder, "log")
         config.write_text(
             f"repository: {repository.resolve()}\n"
             f"runtime_dir: {folder}/run\n"
-            f"gateway:\n  grpc_address: {address}\n  http_address: 127.0.0.1:0\n"
+            f"gateway:\n  grpc_address: {address}\n  http_address: {http}\n"
             "log:\n  level: warning\n"
         )
         started_s = time.monotonic()
@@ -75,7 +78,7 @@ def headrace(repository: Path) -> Iterator[Contestant]:
         ):
             try:
                 _wait_until_serving(address, process, log)
-                yield Contestant(address, psutil.Process(process.pid), time.monotonic() - started_s)
+                yield Contestant(address, psutil.Process(process.pid), time.monotonic() - started_s, http)
             finally:
                 _stop(process)
 

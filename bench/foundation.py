@@ -89,7 +89,7 @@ class Bench:
         window = FAST if kind == "simulated" else SLOW
         found = self._bare(kind)
         if kind == "simulated":
-            with echo(self._answer) as server:
+            with echo("--answer", self._answer) as server:
                 for name, method in (("echo", "/bench.Echo/Same"), ("grpc", "/bench.Echo/Answer")):
                     found += [self._load(server, method, calls, window, (name, "")) for calls in self._in_flight]
         with headrace(self._repository(kind)) as server:

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -93,26 +93,28 @@ def write(found: list[Sample], samples: list[Sample], facts: dict[str, Any], fol
         return
     results = folder / "bench" / "results" / "foundation.json"
     results.parent.mkdir(parents=True, exist_ok=True)
-    content = {"run": facts, "machine": machine, "medians": _plain(found), "rounds": _plain(samples)}
+    content = {"run": facts, "machine": machine, "medians": plain(found), "rounds": plain(samples)}
     results.write_text(json.dumps(content, indent=1) + "\n")
     page = folder / "docs" / "benchmarks" / "foundation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(_page(tables, added, facts, machine))
 
 
-def machine_facts() -> dict[str, Any]:
-    """What the figures depend on; no names."""
+def machine_facts(libraries: Sequence[str] = LIBRARIES) -> dict[str, Any]:
+    """What the figures depend on, with the versions of these libraries; no names."""
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": cpu[1] if cpu else platform.machine(),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **{name: version(name) for name in libraries},
     }
 
 
-def _plain(samples: list[Sample]) -> list[dict[str, Any]]:
+def plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """For JSON, rounded."""
+
     def rounded(value: object) -> object:
         if isinstance(value, dict):
             return {key: rounded(inner) for key, inner in value.items()}
@@ -140,7 +142,7 @@ def _main_table(found: list[Sample], kind: str) -> str:
         ]
         for sample in wanted
     ]
-    return f"### {_HEADINGS[kind]}\n\n{_table(header, rows)}"
+    return f"### {_HEADINGS[kind]}\n\n{table(header, rows)}"
 
 
 def _added_table(found: list[Sample]) -> str:
@@ -167,10 +169,11 @@ def _added_table(found: list[Sample]) -> str:
         "in pool + worker",
         "p50 ms",
     ]
-    return f"### What the server adds to (a) + (b)\n\n{_table(header, rows)}"
+    return f"### What the server adds to (a) + (b)\n\n{table(header, rows)}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """As markdown that is readable as it is, numbers to the right."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
 
     def line(cells: list[str]) -> str:
