@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from gateway.cost_model import QueueKey
+from gateway.fair_share import Share
 from gateway.request import DEFAULT_PRIORITY
 
 NOT_WAITING = 0
@@ -46,6 +47,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
     max_wait_s: float
     sizes: tuple[int, ...]
     """Rising, the last one is `max_rows`."""
+    weight: float = 1.0
+    """Share of the worker's time, in relation to the other models that have something to run."""
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes)):
@@ -54,6 +57,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
             raise ValueError(f"sizes {self.sizes} must end with max_rows ({self.max_rows})")
         if not 0 <= self.max_wait_s < float("inf"):
             raise ValueError(f"max_wait_s ({self.max_wait_s}) must be at least 0 and finite")
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight ({self.weight}) must be above 0 and finite")
 
     def padded(self, rows: int) -> int:
         """The smallest allowed size that holds `rows`; `rows` itself above the largest one."""
@@ -70,6 +75,8 @@ class Batch(msgspec.Struct, eq=False, gc=False):
     items: list[QueuedItem]
     rows: int
     padded_rows: int
+    charged_s: float = 0.0
+    """Seconds of worker time that its model has been charged for."""
 
 
 Place = tuple[QueueKey, int, bool]
@@ -82,16 +89,26 @@ Entry = tuple[float, int, QueuedItem]
 class Queue:
     """The waiting items of one key. Both heaps start with the entry of an item that still waits."""
 
-    __slots__ = ("ages", "deadlines", "items", "key", "limits", "place", "priority", "rows", "solo")
+    __slots__ = ("ages", "deadlines", "items", "key", "limits", "place", "priority", "rows", "share", "solo")
 
-    def __init__(self, place: Place, limits: BatchLimits) -> None:
+    def __init__(self, place: Place, limits: BatchLimits, share: Share) -> None:
         self.place = place
+        self.share = share
         self.key, self.priority, self.solo = place
         self.limits = limits
         self.items = 0
         self.rows = 0
         self.deadlines: list[Entry] = []
         self.ages: list[Entry] = []
+
+    def rank(self) -> tuple[int, float, Entry]:
+        """The smallest goes first: by priority, then the model that has used the least, then the oldest item."""
+        return self.priority, self.share.start_s, self.ages[0]
+
+    def whole(self) -> int:
+        """The size of the next batch when all who wait get in, as far as a batch can be: a suspect is alone."""
+        rows = self.deadlines[0][2].rows if self.solo else min(self.rows, self.limits.max_rows)
+        return self.limits.padded(rows)
 
     def push(self, item: QueuedItem, ticket: int) -> None:
         """Let an item wait; tickets rise."""

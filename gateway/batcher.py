@@ -2,25 +2,25 @@
 
 One queue per `QueueKey` and priority, plus one for its suspects, which travel alone. Inside a queue the earliest
 deadline that can still be met goes first (ties in order of arrival); among queues that are ready, the one of the
-smallest priority number, then the one whose oldest item has waited longest.
+smallest priority number, then the one whose model has used the least worker time for its weight, then the one whose
+oldest item has waited longest.
 
 Cost: `add` and `remove` are O(log n) in the waiting items of one queue, `next_batch` O(k log n) for a batch of k items
 plus one look at each queue that is not empty.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from itertools import count
 
 from gateway.batch_queue import LATE, NOT_WAITING, Batch, BatchLimits, Place, Queue, QueuedItem
+from gateway.batch_size import best_size
 from gateway.cost_model import QueueKey
+from gateway.fair_share import Shares
 
 __all__ = ["Batch", "BatchLimits", "Batcher", "QueueKey", "QueuedItem"]
 
 ALWAYS_S = float("-inf")
 NEVER_S = float("inf")
-SHORTEST_S = 1e-9
-LOOK_AHEAD = 4
-"""So many full batches of the most urgent items are looked at when not all deadlines can be met."""
 
 
 class Batcher:
@@ -30,7 +30,10 @@ class Batcher:
     batch was observed) and again at `due`.
     """
 
-    __slots__ = ("_caution", "_late", "_lead_s", "_limits", "_margin_s", "_predict", "_queues", "_tickets", "_waiting")
+    __slots__ = (
+        "_caution", "_late", "_lead_s", "_limits", "_margin_s", "_predict", "_queues", "_shares", "_tickets",
+        "_waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Batcher:
         self._lead_s = lead_s
         self._limits: dict[int, BatchLimits] = {}
         self._queues: dict[Place, Queue] = {}  # only those that are not empty
+        self._shares = Shares()
         self._waiting: dict[int, QueuedItem] = {}
         self._late: list[QueuedItem] = []
         self._tickets = count(1)
@@ -72,6 +76,7 @@ class Batcher:
             del self._waiting[item.item]
         for place in [place for place in self._queues if place[0].model == model]:
             del self._queues[place]
+        self._shares.forget(model)
         return left
 
     def add(self, item: QueuedItem) -> None:
@@ -91,7 +96,7 @@ class Batcher:
         place = (key, item.priority, item.alone)
         queue = self._queues.get(place)
         if queue is None:
-            queue = self._queues[place] = Queue(place, limits)
+            queue = self._queues[place] = Queue(place, limits, self._shares.join(key.model, item.priority))
         queue.push(item, next(self._tickets))
         self._waiting[item.item] = item
 
@@ -115,11 +120,13 @@ class Batcher:
         worker_idle: bool,
         expected_rows: Callable[[int], int],
         start_s: float | None = None,
+        models: Container[int] | None = None,
     ) -> Batch | None:
         """Take out the batch that should go to the worker now, or None. Call again until None while there is room.
 
         `worker_idle`: nothing runs or is staged. `expected_rows(model)`: rows that will be added soon (being
-        prepared). `start_s`: when the worker would start this batch, behind what it holds; by default now.
+        prepared). `start_s`: when the worker would start this batch, behind what it holds; by default now. `models`:
+        what it has loaded; by default all.
 
         No item is run for nobody: whose deadline has come, or would come before the batch is done, leaves through
         `expired` instead. An idle worker is given a queue's last item all the same, so that a cost that was
@@ -129,11 +136,20 @@ class Batcher:
         idle = int(worker_idle)
         if start_s is None:
             start_s = now_s
-        while (queue := self._choose(now_s, idle, expected_rows)) is not None:
+        while (queue := self._choose(now_s, idle, expected_rows, models)) is not None:
+            if len(self._queues) > 1:
+                queue = self._not_held_up(queue, start_s, models)
             room = self._room(queue, start_s, keep=idle)
             if room:
                 return self._take(queue, room)
         return None
+
+    def ran(self, batch: Batch, seconds: float) -> None:
+        """Tell how long the worker really took for a batch: its model was charged as predicted."""
+        limits = self._limits.get(batch.key.model)
+        if limits is not None:
+            more_s, batch.charged_s = seconds - batch.charged_s, seconds
+            self._shares.correct(batch.key.model, batch.items[0].priority, more_s, limits.weight)
 
     def expired(self, now_s: float) -> list[QueuedItem]:
         """Take out and return the items whose deadline has come or, as `next_batch` found, can't be met any more."""
@@ -182,14 +198,32 @@ class Batcher:
         )
         return f"<Batcher {', '.join(queues) or 'empty'}>"
 
-    def _choose(self, now_s: float, idle: int, expected_rows: Callable[[int], int]) -> Queue | None:
+    def _of(self, models: Container[int] | None) -> Iterable[Queue]:
+        queues = self._queues.values()
+        return queues if models is None else [queue for queue in queues if queue.key.model in models]
+
+    def _choose(
+        self, now_s: float, idle: int, expected_rows: Callable[[int], int], models: Container[int] | None
+    ) -> Queue | None:
         chosen: Queue | None = None
-        for queue in self._queues.values():
-            if chosen is not None and (chosen.priority, chosen.ages[0]) < (queue.priority, queue.ages[0]):
+        for queue in self._of(models):
+            if chosen is not None and chosen.rank() < queue.rank():
                 continue
             if self._ready_s(queue) <= now_s or (idle and expected_rows(queue.key.model) == 0):
                 chosen = queue
         return chosen
+
+    def _not_held_up(self, chosen: Queue, start_s: float, models: Container[int] | None) -> Queue:
+        """The queue that goes instead: one of another model that comes first and only waits for company.
+
+        It would be ready before the chosen batch is done, and then be held up by it.
+        """
+        done_s = start_s + self._predict(chosen.key, chosen.whole())
+        first = chosen
+        for queue in self._of(models):
+            if queue.key.model != chosen.key.model and queue.rank() < first.rank() and self._ready_s(queue) < done_s:
+                first = queue
+        return first
 
     def _ready_s(self, queue: Queue) -> float:
         """From when on the queue goes whether or not the worker is idle."""
@@ -223,39 +257,14 @@ class Batcher:
             self._settle(queue)
             return 0
         head = queue.deadlines[0][2]
-        room = limits.padded(head.rows if queue.solo else min(queue.rows, limits.max_rows))
+        room = queue.whole()
         if start_s + self._needs_s(queue.key, room) <= head.deadline_s or queue.items <= keep:
             return room
-        room = self._best_size(queue, start_s, room)
+        room = best_size(queue, start_s, room, self._needs_s)
         done_s = start_s + self._needs_s(queue.key, room)
         while queue.deadlines[0][0] < done_s:
             self._set_aside(queue)
         return room
-
-    def _best_size(self, queue: Queue, start_s: float, whole: int) -> int:
-        """The allowed size up to `whole` of a batch that can't meet all deadlines if it takes all."""
-        limits = queue.limits
-        whole_s = start_s + self._needs_s(queue.key, whole)
-        urgent, next_s = queue.urgent(whole_s, LOOK_AHEAD * limits.max_rows)
-        others = queue.rows - sum(item.rows for item in urgent)
-        best, best_rate = whole, 0.0
-        spared = False
-        for size in reversed(limits.sizes):
-            if size > whole:
-                continue
-            needs_s = self._needs_s(queue.key, size)
-            done_s = start_s + needs_s
-            if not spared and done_s <= urgent[0].deadline_s:
-                spared = True
-                if done_s + whole_s - start_s <= _tightest_left(urgent, next_s, size):
-                    return size
-            in_time = sum(item.rows for item in urgent if done_s <= item.deadline_s)
-            if done_s <= next_s:
-                in_time += others
-            rate = min(in_time, size) / max(needs_s, SHORTEST_S)
-            if rate > best_rate:
-                best, best_rate = size, rate
-        return best
 
     def _take(self, queue: Queue, room: int) -> Batch:
         deadlines = queue.deadlines
@@ -268,8 +277,11 @@ class Batcher:
             rows += item.rows
             if queue.solo:
                 break
+        padded = queue.limits.padded(rows)
+        seconds = self._predict(queue.key, padded)
+        queue.share.charge(seconds, queue.limits.weight)
         self._settle(queue)
-        return Batch(queue.key, items, rows, queue.limits.padded(rows))
+        return Batch(queue.key, items, rows, padded, seconds)
 
     def _set_late_aside(self, now_s: float) -> None:
         for queue in [queue for queue in self._queues.values() if queue.deadlines[0][0] <= now_s]:
@@ -287,12 +299,4 @@ class Batcher:
             queue.tidy()
         else:
             del self._queues[queue.place]
-
-
-def _tightest_left(urgent: list[QueuedItem], next_s: float, room: int) -> float:
-    """The earliest deadline of those who don't get into a batch of `room` rows."""
-    for item in urgent:
-        room -= item.rows
-        if room < 0:
-            return item.deadline_s
-    return next_s
+            queue.share.queues -= 1

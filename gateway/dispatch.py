@@ -133,6 +133,7 @@ class Dispatcher:
             return
         batch = running.batch
         self._cost.observe(batch.key, cost_rows(batch, worker), message.copy_s + message.run_s)
+        self._batcher.ran(batch, message.copy_s + message.run_s)
         nobody = sum(self._answer(answer, message, batch) for answer in message.answers)
         model = self._models.get(batch.key.model)
         if model is not None:

@@ -63,6 +63,11 @@ class ServedModel:
         """Rows of a full batch."""
         return self.limits.max_rows
 
+    @property
+    def weight(self) -> float:
+        """Its share of worker time, in relation to other models."""
+        return self.limits.weight
+
     def prepared_in(self, seconds: float) -> None:
         """A pool process has prepared one item."""
         self.prepare_s += (seconds - self.prepare_s) * (0.1 if self.prepare_s else 1.0)

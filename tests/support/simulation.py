@@ -89,6 +89,7 @@ class Simulation:
         self._outstanding = 0
         self._free_s = 0.0
         self._preparing: dict[int, int] = {}
+        self._models: set[int] = set()
         self._arrived_s: dict[int, float] = {}
         self._wake_s = float("inf")
         self.on_done: Callable[[Run], None] = lambda _: None
@@ -114,6 +115,7 @@ class Simulation:
     def arrive(self, arrival: Arrival, item: int) -> None:
         """Plan one arrival; also usable while running (a caller that sends its next request after an answer)."""
         self._arrived_s[item] = arrival.at_s
+        self._models.add(arrival.key.model)
 
         def prepared(now_s: float) -> None:
             self._preparing[arrival.key.model] -= arrival.rows
@@ -147,10 +149,10 @@ class Simulation:
             self._at(due_s, self._woken)
 
     def _has_room(self, now_s: float) -> bool:
-        """The second batch is staged when it is full, or else just before the first one ends."""
+        """The second batch is staged when it is full and of the only model, or else just before the first one ends."""
         if not self._outstanding:
             return True
-        full = any(self.batcher.waiting_rows(model) >= self.full_rows for model in self._preparing)
+        full = len(self._models) == 1 and self.batcher.waiting_rows(next(iter(self._models))) >= self.full_rows
         return self._outstanding < self.staged and (full or now_s >= self._free_s - STAGE_LEAD_S)
 
     def _woken(self, now_s: float) -> None:
@@ -170,6 +172,7 @@ class Simulation:
             for item in batch.items:
                 arrived_s = self._arrived_s[item.item]
                 self.ledger.served.append(Served(item.item, arrived_s, item.queued_s, now_s, done_s, item.deadline_s))
+            self.batcher.ran(batch, run.done_s - run.started_s)
             self.on_done(run)
 
         self._at(self._free_s, done)

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batcher import Batcher, BatchLimits, QueuedItem, QueueKey
+from gateway.batcher import Batch, Batcher, BatchLimits, QueuedItem, QueueKey
 from tests.support.batching import LIMITS, numbers, somebody
 
 # All times are multiples of 0.5, so that sums are exact.
@@ -25,9 +25,17 @@ class PlainBatcher:
     """The rules in the fewest words: one list in order of arrival, sorted whenever something is asked."""
 
     def __init__(self) -> None:
-        self.limits = {0: LIMITS, 1: BatchLimits(max_rows=3, max_wait_s=2.5, sizes=(2, 3))}
+        self.limits = {0: LIMITS, 1: BatchLimits(max_rows=3, max_wait_s=2.5, sizes=(2, 3), weight=2.0)}
         self.items: list[QueuedItem] = []
         self.late: list[int] = []
+        self.start_s = {0: 0.0, 1: 0.0}
+        self.virtual_s = 0.0
+
+    def add(self, new: QueuedItem) -> None:
+        model = new.key.model
+        if not any(i.key.model == model and i.item not in self.late for i in self.items):
+            self.start_s[model] = max(self.start_s[model], self.virtual_s)
+        self.items.append(new)
 
     def expired(self, now_s: float) -> list[int]:
         late = [i.item for i in self.items if i.deadline_s <= now_s or i.item in self.late]
@@ -35,6 +43,7 @@ class PlainBatcher:
         return late
 
     def next_batch(self, now_s: float, idle: bool, expected: int) -> list[int]:
+        self.late += [i.item for i in self.items if i.deadline_s <= now_s and i.item not in self.late]
         while queue := self.chosen(now_s, idle, expected):
             before = len(queue)
             while len(queue) > idle and queue[0].deadline_s < now_s + self.cost(queue[:1]):
@@ -52,25 +61,43 @@ class PlainBatcher:
                     break
                 batch.append(candidate)
             self.items = [i for i in self.items if i not in batch]
+            self.charge(batch)
             return [i.item for i in batch]
         return []
 
     def chosen(self, now_s: float, idle: bool, expected: int) -> list[QueuedItem]:
         """The queue that goes, by deadline."""
-        alive = [i for i in self.items if i.deadline_s > now_s and i.item not in self.late]
-        ready: list[tuple[float, int, list[QueuedItem]]] = []
-        for place in {(i.key, i.alone) for i in alive}:
-            queue = sorted((i for i in alive if (i.key, i.alone) == place), key=lambda i: i.deadline_s)
-            limits = self.limits[place[0].model]
-            if (
-                place[1]
-                or sum(i.rows for i in queue) >= limits.max_rows
-                or now_s >= min(i.queued_s for i in queue) + limits.max_wait_s
-                or now_s >= queue[0].deadline_s - self.cost(queue)
-                or (idle and expected == 0)
-            ):
-                ready.append((*min((i.queued_s, self.items.index(i)) for i in queue), queue))
-        return min(ready)[2] if ready else []
+        alive = [i for i in self.items if i.item not in self.late]
+        queues = [
+            sorted((i for i in alive if (i.key, i.alone) == place), key=lambda i: i.deadline_s)
+            for place in {(i.key, i.alone) for i in alive}
+        ]
+        ready = [queue for queue in queues if self.ready_s(queue) <= now_s or (idle and expected == 0)]
+        if not ready:
+            return []
+        first = min(ready, key=self.rank)
+        done_s = now_s + self.cost(first[:1] if first[0].alone else first)
+        others = [queue for queue in queues if queue[0].key.model != first[0].key.model]
+        return min([first, *(queue for queue in others if self.ready_s(queue) < done_s)], key=self.rank)
+
+    def ready_s(self, queue: list[QueuedItem]) -> float:
+        """When the queue goes although the worker is busy."""
+        limits = self.limits[queue[0].key.model]
+        if queue[0].alone or sum(i.rows for i in queue) >= limits.max_rows:
+            return -math.inf
+        return min(min(i.queued_s for i in queue) + limits.max_wait_s, queue[0].deadline_s - self.cost(queue))
+
+    def rank(self, queue: list[QueuedItem]) -> tuple[float, float, int]:
+        return self.start_s[queue[0].key.model], *min((i.queued_s, self.items.index(i)) for i in queue)
+
+    def charge(self, batch: list[QueuedItem]) -> None:
+        model, cost_s = batch[0].key.model, self.cost(batch) / self.limits[batch[0].key.model].weight
+        start_s = max(self.start_s[model], self.virtual_s - cost_s)
+        self.virtual_s = max(self.virtual_s, start_s)
+        self.start_s[model] = start_s + cost_s
+
+    def ran(self, model: int, more_s: float) -> None:
+        self.start_s[model] += more_s / self.limits[model].weight
 
     def padded(self, queue: list[QueuedItem]) -> int:
         limits = self.limits[queue[0].key.model]
@@ -108,7 +135,10 @@ STEP = st.tuples(st.just("step"), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
 BATCH = st.tuples(st.just("batch"), st.booleans(), st.integers(0, 1))
 REMOVE = st.tuples(st.just("remove"), st.integers(0, 30))
 EXPIRED = st.tuples(st.just("expired"))
-STEPS: st.SearchStrategy[list[tuple[Any, ...]]] = st.lists(st.one_of(ADD, STEP, BATCH, REMOVE, EXPIRED), max_size=40)
+RAN = st.tuples(st.just("ran"), st.sampled_from([0.0, 0.5, 1.0, 4.0]))
+STEPS: st.SearchStrategy[list[tuple[Any, ...]]] = st.lists(
+    st.one_of(ADD, STEP, BATCH, REMOVE, EXPIRED, RAN), max_size=40
+)
 
 
 class Play:
@@ -123,13 +153,14 @@ class Play:
         self.added: list[int] = []
         self.left: list[int] = []
         self.late: list[int] = []
+        self.sent: list[Batch] = []
 
     def add(self, key: QueueKey, together: list[tuple[int, float, bool]]) -> None:
         for rows, patience_s, alone in together:
             new = QueuedItem(len(self.added), key, rows, self.now_s + patience_s, self.now_s, alone=alone)
             self.added.append(new.item)
             self.real.add(new)
-            self.plain.items.append(new)
+            self.plain.add(new)
 
     def step(self, seconds: float) -> None:
         self.now_s += seconds
@@ -140,6 +171,7 @@ class Play:
         if batch is None:
             return
         self.left += numbers(batch)
+        self.sent.append(batch)
         limits = self.plain.limits[batch.key.model]
         assert batch.rows == sum(i.rows for i in batch.items) <= limits.max_rows
         assert batch.padded_rows == min(size for size in limits.sizes if size >= batch.rows)
@@ -155,6 +187,14 @@ class Play:
         assert self.real.remove(number) == waits
         if waits:
             self.left.append(number)
+
+    def ran(self, part: float) -> None:
+        """The oldest batch is done, and took `part` of what was predicted."""
+        if self.sent:
+            batch = self.sent.pop(0)
+            real_s = part * batch.charged_s
+            self.plain.ran(batch.key.model, real_s - batch.charged_s)
+            self.real.ran(batch, real_s)
 
     def expired(self) -> None:
         late = [i.item for i in self.real.expired(self.now_s)]
