@@ -70,12 +70,10 @@ class Body:
         return body if encoding == "identity" else await self._unpacked(body, encoding)
 
     async def _received(self) -> bytes:
-        chunk, more = await self._next()
-        if not more:  # the common case: one read brought all of it
-            return chunk
-        chunks = [chunk]
+        chunks: list[bytes] = []
+        more = True
         try:
-            async with asyncio.timeout_at(self._deadline_s):
+            async with asyncio.timeout_at(self._deadline_s):  # a caller may send no byte at all
                 while more:
                     chunk, more = await self._next()
                     chunks.append(chunk)
@@ -83,7 +81,7 @@ class Body:
             raise DeadlineExceeded(
                 f"the body did not arrive in time: {self._held} bytes came (gateway.default_deadline_ms)"
             ) from None
-        return b"".join(chunks)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _next(self) -> tuple[bytes, bool]:
         message = await self._request.receive()

@@ -79,6 +79,9 @@ async def test_a_caller_that_leaves_or_is_late_ends_the_reading() -> None:
         await read(these, request(b"x", None))
     with pytest.raises(DeadlineExceeded, match=r"1 bytes came \(gateway.default_deadline_ms\)"):
         await read(these, request(b"x"), now_s() + 0.01)
+    with pytest.raises(DeadlineExceeded, match="0 bytes came"):
+        async with asyncio.timeout(5):
+            await read(these, request(content_length="100"), now_s() + 0.01)
 
     assert these.held == 0
 
