@@ -31,6 +31,7 @@ from gateway.metrics import Metrics
 from gateway.model_control import ModelControl
 from gateway.pool_client import PoolClient
 from gateway.pool_processes import PoolProcesses
+from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.serve import Announcement, serve
@@ -38,6 +39,7 @@ from gateway.worker_client import WorkerClient
 from shared import logs, settings_loader
 from shared.arena import Arena
 from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, raise_file_limit, run_main
+from shared.devices import worker_count
 from shared.errors import ExitCode
 from shared.handover import Welcomer
 from shared.messages import PROTOCOL_VERSION, FromWorker, ToWorker, Welcome
@@ -73,10 +75,11 @@ class Gateway:
         self.workers = WorkerClient(self.router, self._welcome)
         self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, InFlight(), settings.worker)
         self.processes = PoolProcesses(settings, config, self.arena, f"ipc://{private}/pool.sock", self.generation)
-        self.readiness = Readiness(routing)
+        self.readiness = Readiness(routing, worker_count(settings.worker))
         self.pool = PoolClient(self.processes, InFlight(), self.readiness.pipeline_opened)
         self.forecast = Forecast(self.processes.count, routing)
-        door = Door(self.admission, self.forecast)
+        quarantine = Quarantine()
+        door = Door(self.admission, self.forecast, quarantine)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
         self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self.workers.on_hello, self.workers.on_lost)
 
@@ -90,6 +93,7 @@ class Gateway:
             metrics=self.metrics,
             pool=self.pool,
             processes=self.processes,
+            quarantine=quarantine,
             routing=routing,
             workers=self.workers,
         )
@@ -135,6 +139,7 @@ class Gateway:
             await self.processes.stop(limit_s=1.0)  # idle by now: the calls that used them have ended
 
     def _tick(self) -> None:
+        self.processes.tick()
         self.pool.tick(self.settings.pool.job_limit_ms / 1000)
         self.dispatch.tick()
         self.readiness.tick()

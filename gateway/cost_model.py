@@ -36,6 +36,10 @@ class CostLine(NamedTuple):
     row_s: float
 
 
+MOST_BUCKETS = 64
+"""Shapes of one model with figures of their own; more would only remember what nobody sends any more."""
+
+
 class CostModel:
     """Predicts the seconds of a batch; used by the batcher (when to go) and at the door (what can't finish).
 
@@ -67,9 +71,17 @@ class CostModel:
             return
         fit = self._fits.get(key)
         if fit is None:
+            if key.bucket:
+                self._make_room(key.model)
             fit = self._fits[key] = _Fit([(rows, seconds)], prior=self.line(key))
         else:
             fit.observe(rows, seconds)
+
+    def _make_room(self, model: int) -> None:
+        """Callers choose shapes: keep the newest buckets of a model, the others borrow its line again."""
+        buckets = [key for key in self._fits if key.model == model and key.bucket]
+        if len(buckets) >= MOST_BUCKETS:
+            del self._fits[buckets[0]]
 
     def predict(self, key: QueueKey, rows: int) -> float:
         """Expected seconds of a batch of so many rows."""

@@ -6,13 +6,14 @@ from typing import Any
 import msgspec
 
 from gateway.admission import Admission
-from gateway.cost_model import CostModel
+from gateway.cost_model import CostModel, QueueKey
 from gateway.dispatch import Dispatcher
 from gateway.forecast import Forecast
 from gateway.leases import Leases
 from gateway.metrics import Metrics, Rows
 from gateway.pool_client import PoolClient
 from gateway.pool_processes import PoolProcesses
+from gateway.quarantine import Quarantine
 from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.worker_client import WorkerClient
@@ -32,6 +33,7 @@ class Parts:
     metrics: Metrics
     pool: PoolClient
     processes: PoolProcesses
+    quarantine: Quarantine
     routing: Routing
     workers: WorkerClient
 
@@ -65,10 +67,12 @@ class Parts:
                     "pid": worker.pid,
                     "device": worker.device,
                     "models": sorted(worker.loaded),
+                    "failed": worker.failed,
                     "batches": self.dispatch.outstanding(worker),
                 }
                 for worker in self.workers.workers()
             ],
+            "ran": {name: ran._asdict() for name, ran in sorted(self.dispatch.ran().items())},
             "cost": [
                 {"model": key.model, "bucket": key.bucket, **self.cost.line(key)._asdict()}
                 for key in self.cost.keys()  # noqa: SIM118 - a method of ours, not a dict's
@@ -97,10 +101,22 @@ class Parts:
     def costs(self) -> Rows:
         """The cost model's lines: seconds of any batch, and of each row more."""
         names = {model.number: model.name for model in self.routing.models()}
-        for key in self.cost.keys():  # noqa: SIM118 - a method of ours, not a dict's
-            line, bucket = self.cost.line(key), "x".join(map(str, key.bucket))
-            yield (names.get(key.model, ""), bucket, "fixed"), line.fixed_s
-            yield (names.get(key.model, ""), bucket, "row"), line.row_s
+        for number, name in names.items():
+            line = self.cost.line(QueueKey(number))
+            yield (name, "fixed"), line.fixed_s
+            yield (name, "row"), line.row_s
+
+    def held(self) -> Rows:
+        """Batches in the hands of each connected worker."""
+        return [((worker.name,), self.dispatch.outstanding(worker)) for worker in self.workers.workers()]
+
+    def ran_batches(self) -> Rows:
+        """Batches of each worker in all of its lives."""
+        return [((name,), ran.batches) for name, ran in self.dispatch.ran().items()]
+
+    def ran_rows(self) -> Rows:
+        """Rows of these."""
+        return [((name,), ran.rows) for name, ran in self.dispatch.ran().items()]
 
     def bad_frames(self) -> float:
         """Frames of workers and pool processes that could not be decoded."""
@@ -124,12 +140,15 @@ def export(parts: Parts) -> None:
     gauge("headrace_arena_quarantined_bytes", "Held by a process, owner gone.", lambda: arena.stats().quarantined_bytes)
     gauge("headrace_workers", "Connected workers.", lambda: len(list(parts.workers.workers())))
     gauge("headrace_pool_processes", "Pool processes that take jobs.", lambda: len(list(parts.processes.ready())))
-    metrics.gauges("headrace_cost_seconds", "What a batch costs.", ("model", "bucket", "part"), parts.costs)
+    metrics.gauges("headrace_cost_seconds", "What a batch costs.", ("model", "part"), parts.costs)
     gauge("headrace_forecast_correction", "Real time ÷ forecast, learned.", lambda: parts.forecast.correction)
-    gauge("headrace_quarantined_inputs", "Inputs refused for having ended processes.", lambda: len(pool.quarantine))
+    gauge("headrace_quarantined_inputs", "Inputs refused for having ended processes.", lambda: len(parts.quarantine))
     gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)
     metrics.counter("headrace_pool_processes_lost_total", "Pool processes that died.", lambda: pool.lost_processes)
     metrics.counter("headrace_pool_jobs_expired_total", "Dropped before preparation.", lambda: pool.expired)
+    metrics.gauges("headrace_worker_batches_held", "Batches that a worker holds.", ("worker",), parts.held)
+    metrics.counters("headrace_worker_batches_total", "Batches that a worker ran.", ("worker",), parts.ran_batches)
+    metrics.counters("headrace_worker_rows_total", "Rows that a worker ran.", ("worker",), parts.ran_rows)
     metrics.counter("headrace_workers_lost_total", "Workers that died or left.", lambda: parts.dispatch.lost_workers)
     metrics.counter("headrace_bad_frames_total", "Undecodable messages dropped.", parts.bad_frames)
     metrics.counter("headrace_stale_frames_total", "Messages of another life dropped.", parts.stale_frames)

@@ -25,6 +25,7 @@ from gateway.metrics import Metrics
 from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
+from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request, StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms, Underway
@@ -38,10 +39,11 @@ Tasks: TypeAlias = "list[asyncio.Task[list[Result]]]"
 
 
 class Door(NamedTuple):
-    """The two that may refuse a request for want of room or time."""
+    """Who may refuse a request: for want of room or time, or for what it did before."""
 
     admission: Admission
     forecast: Forecast
+    quarantine: Quarantine
 
 
 class Flow:
@@ -56,7 +58,7 @@ class Flow:
         dispatch: Dispatcher,
         metrics: Metrics,
     ) -> None:
-        self._admission, self._forecast = door
+        self._admission, self._forecast, self._quarantine = door
         self._routing = routing
         self._leases = leases
         self._pool = pool
@@ -116,8 +118,20 @@ class Flow:
     async def item(
         self, model: ServedModel, raw: RawInput, options: Options, terms: Terms, times: StageTimes
     ) -> list[Result]:
+        """One item, and the memory of those that end processes. Raises HeadraceError."""
+        try:
+            return await self._item(model, raw, options, terms, times)
+        except HeadraceError as error:
+            if error.poison:
+                self._quarantine.add(digest_of(model.number, raw), now_s())
+            raise
+
+    async def _item(
+        self, model: ServedModel, raw: RawInput, options: Options, terms: Terms, times: StageTimes
+    ) -> list[Result]:
         """One item, from the caller's bytes to its results."""
         asked_s, deadline_s = now_s(), terms.deadline_s
+        self._quarantine.check(model.number, raw, asked_s)
         with Underway(model, raw.rows) as underway, await self._leases.acquire(model, raw, terms.priority) as lease:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
             underway.prepared(prepared.elapsed_s)
@@ -160,4 +174,6 @@ async def _collect(tasks: "list[Tasks | HeadraceError]", *, partial: bool) -> li
 
 
 def _failure_of(items: "Tasks") -> BaseException | None:
-    return next((found for item in items if item.done() and (found := item.exception())), None)
+    """The first failure; all are looked at, or asyncio would complain of those that nobody saw."""
+    failures = [item.exception() for item in items if item.done()]
+    return next((failure for failure in failures if failure is not None), None)

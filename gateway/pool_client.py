@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from gateway.inflight import Entry, InFlight
 from gateway.pool_processes import PoolProcesses
-from gateway.quarantine import Quarantine, digest_of
 from gateway.request import DEFAULT_PRIORITY
 from shared.arena import Slot
 from shared.clock import now_s
@@ -21,8 +20,7 @@ from shared.errors import (
     HeadraceError,
     InternalFault,
     InvalidInput,
-    ModelDisabled,
-    NotReady,
+    Poison,
     rebuild,
 )
 from shared.logs import get_logger
@@ -80,12 +78,10 @@ class PoolClient:
         self._processes = processes
         self._inflight = inflight
         self._opened = opened
-        self._models: dict[int, OpenPipeline] = {}
         self._queue: list[tuple[int, int, float, int, PoolJob]] = []
         self._next_job = 1
         self.slots_back: Callable[[], None] = lambda: None
         """Called after slots of a request that had left came back."""
-        self.quarantine = Quarantine()
         self.lost_processes = 0
         self.expired = 0
         self.late_answers = 0
@@ -93,9 +89,7 @@ class PoolClient:
 
     def open(self, message: OpenPipeline) -> None:
         """Make every present and future process build this pipeline."""
-        self._models[message.model] = message
-        for identity in self._processes.ready():
-            self._processes.send(identity, message)
+        self._processes.open(message)
 
     def submit(
         self, message: PrepareJob | FinishJob, slots: Sequence[Slot], priority: int = DEFAULT_PRIORITY
@@ -106,9 +100,6 @@ class PoolClient:
         self._next_job += 1
         job = PoolJob(message, slots, future, now_s())
         job.priority = priority
-        if len(self.quarantine) and isinstance(message, PrepareJob) and self._is_quarantined(job):
-            future.set_exception(ModelDisabled("the input has ended two processes and is refused for some minutes"))
-            return future
         self._push(job)
         self._pump()
         return future
@@ -138,9 +129,6 @@ class PoolClient:
         kind = PREPARE if isinstance(job.message, PrepareJob) else FINISH_FIRST
         heapq.heappush(self._queue, (kind, job.priority, job.message.deadline_s, job.message.job, job))
 
-    def _is_quarantined(self, job: PoolJob) -> bool:
-        return self.quarantine.holds(digest_of(job.message.model, _payload(job)), job.queued_s)
-
     def _pump(self) -> None:
         while self._queue:
             identity = self._freest()
@@ -167,15 +155,14 @@ class PoolClient:
                 best, least = identity, held
         return best
 
-    def _on_message(self, identity: bytes, message: FromPool) -> None:
+    def _on_message(self, _identity: bytes, message: FromPool) -> None:
         match message:
             case Prepared() | Finished():
                 self._settle(message.job, message)
             case JobFailed():
                 self._settle(message.job, rebuild(message.failure.code, message.failure.text))
             case PoolReady():
-                for model in self._models.values():
-                    self._processes.send(identity, model)
+                pass  # it takes jobs once its pipelines are open
             case PipelineOpened():
                 self._opened(message.model, None)
             case PipelineRefused():
@@ -217,31 +204,14 @@ class PoolClient:
         if job.overran:
             job.future.set_exception(InvalidInput("the input took longer to process than pool.job_limit_ms allows"))
         elif job.deaths > 1:
-            if isinstance(job.message, PrepareJob):
-                self.quarantine.add(digest_of(job.message.model, _payload(job)), now_s())
             job.future.set_exception(_blame(job.message))
         else:
             self._push(job)
 
-    def fail_waiting(self, error: NotReady) -> None:
-        """Answer everything that still waits (no process can be started any more)."""
-        while self._queue:
-            job = heapq.heappop(self._queue)[4]
-            if not job.future.done():
-                job.future.set_exception(error)
-
-
-def _payload(job: PoolJob) -> bytes | memoryview:
-    """The encoded input, wherever it lies: in the message, or in the last of its slots (see `prepare.py`)."""
-    payload = job.message.payload if isinstance(job.message, PrepareJob) else b""
-    if isinstance(payload, bytes):
-        return payload
-    return next(slot.view for slot in job.slots if slot.ref == payload)
-
 
 def _blame(message: PrepareJob | FinishJob) -> HeadraceError:
     if isinstance(message, PrepareJob):
-        return InvalidInput("the input ended two processes that tried to decode it")
+        return Poison("the input ended two processes that tried to decode it")
     return InternalFault()
 
 

@@ -1,4 +1,4 @@
-"""The pool's operating-system side: spawns the processes, notices deaths, replaces them with back-off."""
+"""The pool's operating-system side: spawns the processes, opens pipelines in them, notices deaths, replaces them."""
 
 import asyncio
 import os
@@ -9,12 +9,15 @@ from pathlib import Path
 from shared.arena import Arena
 from shared.clock import now_s
 from shared.logs import get_logger
-from shared.messages import FromPool, PoolReady, Stop, ToPool
+from shared.messages import FromPool, OpenPipeline, PipelineOpened, PipelineRefused, PoolReady, Stop, ToPool
 from shared.settings import Settings, SupervisorSettings
 from shared.supervision import Backoff, Child
 from shared.transport import Router
 
 log = get_logger()
+
+OPEN_LIMIT_S = 60.0
+"""A pipeline's constructor reads vocabularies and compiles tables; longer than this it hangs."""
 
 OnMessage = Callable[[bytes, FromPool], None]
 OnLost = Callable[[bytes], None]
@@ -26,18 +29,33 @@ class _Place:
     def __init__(self, number: int, backoff: Backoff) -> None:
         self.number = number
         self.life = 0
-        self.jobs = 0
-        self.ready = False
-        self.child: Child | None = None
         self.backoff = backoff
 
+
+class _Process:
+    """One living process, known by an identity that is never used again."""
+
+    def __init__(self, place: _Place, identity: bytes, child: Child, predecessor: "_Process | None") -> None:
+        self.place = place
+        self.identity = identity
+        self.child = child
+        self.predecessor = predecessor
+        """Whom it replaces once it is ready: a planned change leaves no gap."""
+        self.successor = False
+        self.up = False
+        self.retiring = False
+        self.opening: dict[int, float] = {}
+        """Pipelines that it builds now, since when: meanwhile it gets no job, whose clock would run."""
+        self.jobs = 0
+
     @property
-    def identity(self) -> bytes:
-        return f"pool-{self.number}.{self.life}".encode()
+    def ready(self) -> bool:
+        """Takes jobs."""
+        return self.up and not self.opening and not self.retiring
 
 
 class PoolProcesses:
-    """N places; each has at most one living process at a time, known by an identity that is never used again."""
+    """N places with one process each, or two for a moment while one is replaced as planned."""
 
     def __init__(self, settings: Settings, config: Path | None, arena: Arena, endpoint: str, generation: int) -> None:
         self._settings = settings
@@ -49,11 +67,11 @@ class PoolProcesses:
             endpoint,
             FromPool,
             generation=generation,
-            high_water_mark=64,  # far above the credit of two jobs
+            high_water_mark=1024,  # far above the credit of two jobs and one message for each served model
         )
         self.count = settings.pool.processes or os.cpu_count() or 1
-        self._places = [_Place(number, _backoff(settings.supervisor)) for number in range(self.count)]
-        self._by_identity: dict[bytes, _Place] = {}
+        self._processes: dict[bytes, _Process] = {}
+        self._models: dict[int, OpenPipeline] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopping = False
         self._all_gone = asyncio.Event()
@@ -61,19 +79,26 @@ class PoolProcesses:
         self._on_lost: OnLost = lambda _identity: None
 
     def connect(self, on_message: OnMessage, on_lost: OnLost) -> None:
-        """Who is told of messages and deaths."""
+        """Who is told of messages, and of processes that died with whatever they held."""
         self._on_message = on_message
         self._on_lost = on_lost
 
     def start(self) -> None:
         """Spawn all processes; they report ready by message."""
         self._router.start(asyncio.get_running_loop(), self._receive)
-        for place in self._places:
-            self._spawn(place)
+        for number in range(self.count):
+            self._spawn(_Place(number, _backoff(self._settings.supervisor)))
+
+    def open(self, message: OpenPipeline) -> None:
+        """Make every present and future process build this pipeline."""
+        self._models[message.model] = message
+        for process in self._processes.values():
+            if process.up:
+                self._open(process, message)
 
     def ready(self) -> Iterable[bytes]:
         """Identities of the processes that take jobs."""
-        return [place.identity for place in self._places if place.ready]
+        return [process.identity for process in self._processes.values() if process.ready]
 
     def send(self, identity: bytes, message: ToPool) -> bool:
         """False when the process can't take it now."""
@@ -81,20 +106,31 @@ class PoolProcesses:
 
     def kill(self, identity: bytes) -> None:
         """SIGKILL; `on_lost` follows when the kernel reports the death."""
-        place = self._by_identity.get(identity)
-        if place is not None and place.child is not None:
-            place.child.kill()
+        process = self._processes.get(identity)
+        if process is not None:
+            process.child.kill()
+
+    def tick(self) -> None:
+        """Called a few times a second: kill processes in which a pipeline's constructor hangs."""
+        now = now_s()
+        for process in list(self._processes.values()):
+            stuck = [model for model, since_s in process.opening.items() if now - since_s > OPEN_LIMIT_S]
+            if stuck:
+                names = ", ".join(self._models[model].name for model in stuck)
+                log.error("pipeline hangs while it is built", killed=process.identity.decode(), models=names)
+                process.child.kill()
 
     def describe(self) -> list[dict[str, object]]:
         """For `/debug`."""
         return [
             {
-                "process": place.identity.decode(),
-                "pid": place.child.pid if place.child else None,
-                "ready": place.ready,
-                "jobs": place.jobs,
+                "process": process.identity.decode(),
+                "pid": process.child.pid,
+                "ready": process.ready,
+                "opening": len(process.opening),
+                "jobs": process.jobs,
             }
-            for place in self._places
+            for process in self._processes.values()
         ]
 
     @property
@@ -113,68 +149,99 @@ class PoolProcesses:
         for timer in self._timers:
             timer.cancel()
         self._note_if_all_gone()
-        for place in self._places:
-            if not (place.ready and self._router.send(place.identity, Stop())) and place.child is not None:
-                place.child.terminate()
+        for process in self._processes.values():
+            if not (process.up and self._router.send(process.identity, Stop())):
+                process.child.terminate()
         try:
             async with asyncio.timeout(limit_s):
                 await self._all_gone.wait()
         except TimeoutError:
-            for place in self._places:
-                if place.child is not None:
-                    place.child.close()
+            for process in self._processes.values():
+                process.child.close()
         self._router.close()
 
-    def _spawn(self, place: _Place) -> None:
+    # ------------------------------------------------------------ inside
+
+    def _spawn(self, place: _Place, predecessor: _Process | None = None) -> None:
         place.life += 1
-        place.jobs = 0
-        identity = place.identity
+        identity = f"pool-{place.number}.{place.life}".encode()
         argv = [sys.executable, "-m", "preprocess_pool"]
         argv += ["--config", str(self._config)] if self._config is not None else []
         argv += ["--endpoint", self._endpoint, "--identity", identity.decode()]
         argv += ["--generation", str(self._generation)]
         argv += ["--arena-fd", str(self._arena.fd), "--arena-bytes", str(self._arena.nbytes)]
-        place.child = Child.spawn(identity.decode(), argv, pass_fds=(self._arena.fd,))
+        try:
+            child = Child.spawn(identity.decode(), argv, pass_fds=(self._arena.fd,))
+        except OSError as error:  # no process or descriptor to be had just now
+            log.error("pool process can't be started", failed=identity.decode(), reason=str(error))  # noqa: TRY400 - foreseen
+            if predecessor is None:
+                self._later(self._delay_s(place, worked=False), lambda: self._spawn(place))
+            return
         place.backoff.started(now_s())
-        self._by_identity[identity] = place
-        place.child.on_exit(asyncio.get_running_loop(), lambda _child, code: self._exited(place, identity, code))
+        process = self._processes[identity] = _Process(place, identity, child, predecessor)
+        if predecessor is not None:
+            predecessor.successor = True
+        child.on_exit(asyncio.get_running_loop(), lambda _child, code: self._exited(process, code))
+
+    def _open(self, process: _Process, message: OpenPipeline) -> None:
+        if self._router.send(process.identity, message):
+            process.opening[message.model] = now_s()
 
     def _receive(self, identity: bytes, message: FromPool) -> None:
-        place = self._by_identity.get(identity)
-        if place is None or place.identity != identity:
+        process = self._processes.get(identity)
+        if process is None:
             return
-        if isinstance(message, PoolReady):
-            place.ready = True
-        else:
-            place.jobs += 1
+        match message:
+            case PoolReady():
+                process.up = True
+                for model in self._models.values():
+                    self._open(process, model)
+            case PipelineOpened() | PipelineRefused():
+                process.opening.pop(message.model, None)
+            case _:
+                process.jobs += 1
+        if process.ready and process.predecessor is not None:
+            self._retire(process.predecessor)
+            process.predecessor = None
         self._on_message(identity, message)
-        if place.jobs >= self._settings.pool.recycle_jobs and place.ready:
-            place.ready = False  # takes no more jobs; what it has is answered before it reads Stop
-            self._router.send(identity, Stop())
+        if process.jobs >= self._settings.pool.recycle_jobs:
+            self._replace(process)
 
-    def _exited(self, place: _Place, identity: bytes, exit_code: int) -> None:
-        self._by_identity.pop(identity, None)
-        was_ready, place.ready = place.ready, False
-        place.child = None
+    def _replace(self, process: _Process) -> None:
+        """A planned change, one place at a time: the successor comes first."""
+        busy = any(other.predecessor is not None or other.retiring for other in self._processes.values())
+        if process.ready and not process.successor and not busy:
+            self._spawn(process.place, predecessor=process)
+
+    def _retire(self, process: _Process) -> None:
+        process.retiring = True  # what it has is answered before it reads Stop
+        self._router.send(process.identity, Stop())
+
+    def _exited(self, process: _Process, exit_code: int) -> None:
+        self._processes.pop(process.identity, None)
         if self._stopping:
             self._note_if_all_gone()
             return
-        delay_s = 0.0
-        if exit_code != 0:  # 0: it was recycled
-            delay_s = self._delay_s(place, was_ready=was_ready)
-            log.warning("pool process lost", lost=identity.decode(), exit_code=exit_code, restart_in_s=delay_s)
-        self._on_lost(identity)
-        self._later(delay_s, lambda: self._spawn(place))
+        if process.predecessor is not None:
+            process.predecessor.successor = False
+        if process.retiring and exit_code == 0:
+            return
+        log.warning("pool process lost", lost=process.identity.decode(), exit_code=exit_code)
+        self._on_lost(process.identity)
+        replaced = process.successor or process.predecessor is not None
+        if not replaced:
+            place, worked = process.place, process.up and not process.opening
+            self._later(self._delay_s(place, worked=worked), lambda: self._spawn(place))
 
-    def _delay_s(self, place: _Place, *, was_ready: bool) -> float:
+    def _delay_s(self, place: _Place, *, worked: bool) -> float:
         """Back-off is for processes that can't start. One that worked died of an input: the others need it back."""
-        if was_ready:
+        if worked:
             return self._settings.supervisor.backoff_first_ms / 1000
         place.backoff.failed(now_s())
         return place.backoff.next_delay_s(now_s())
 
     def _note_if_all_gone(self) -> None:
-        if all(place.child is None for place in self._places):
+        if not self._processes:
             self._all_gone.set()
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:

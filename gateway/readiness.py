@@ -1,6 +1,6 @@
 """Truthful readiness: a model is ready when a real batch of its example came back through all processes.
 
-Proven at start, after every worker's return, and again whenever `PROVE_EVERY_S` passed without a batch, so that a
+Proven at start, after the return of the only worker that has it, and again whenever `PROVE_EVERY_S` passed without a batch, so that a
 worker that lives but does nothing is noticed while nobody calls.
 """
 
@@ -27,18 +27,41 @@ PROVE_AGAIN_S = 300.0
 PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung one is ended by worker.hang_limit_ms
 
 
+class _OnWorker:
+    """What became of the models on one worker; those in neither set are being loaded."""
+
+    __slots__ = ("failed", "loaded")
+
+    def __init__(self) -> None:
+        self.loaded: set[int] = set()
+        self.failed: set[int] = set()
+
+    def came(self, model: int) -> None:
+        self.failed.discard(model)
+        self.loaded.add(model)
+
+    def forget(self, model: int) -> None:
+        self.failed.discard(model)
+        self.loaded.discard(model)
+
+
 class Readiness:
     """Implements `gateway.state.ServerState` and the worker events; lives on the event loop."""
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, expected_workers: int = 1) -> None:
+        """`expected_workers`: until so many have come, a model that failed on all present ones may still be loaded."""
         self._routing = routing
+        self._expected_workers = expected_workers
+        self._seen: set[str] = set()
         self._describe: Callable[[], dict[str, Any]]
         self._flow: Flow
         self._changed: list[Callable[[], None]] = []
-        self._workers: dict[bytes, set[int]] = {}
+        self._workers: dict[bytes, _OnWorker] = {}
         self._proving: dict[int, asyncio.Task[None]] = {}
         self._pipelines_open: set[int] = set()
         self._failures: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
+        """Models whose pipeline can't be built, and why: no worker's message changes that."""
         self._draining = False
 
     def connect(self, flow: Flow, describe: Callable[[], dict[str, Any]]) -> None:
@@ -87,21 +110,24 @@ class Readiness:
         if model is None or number in self._pipelines_open:
             return
         if failure is not None:
+            self._refused[number] = failure.text
             self._set(model, "failed", failure.text)
             return
+        self._refused.pop(number, None)
         self._pipelines_open.add(number)
         self._maybe_prove(model)
 
     def worker_greeted(self, worker: Worker) -> None:
         """Loading starts."""
-        self._workers[worker.identity] = set()
+        self._workers[worker.identity] = _OnWorker()
+        self._seen.add(worker.name)
         for model in self._routing.models():
             if model.state.phase != "unloaded" and not self._loaded_somewhere(model):
                 self._set(model, "loading", _LOADING)
 
     def model_loaded(self, worker: Worker, message: ModelLoaded) -> None:
         """Loaded and warm; not ready before a batch has come back."""
-        self._workers.setdefault(worker.identity, set()).add(message.model)
+        self._workers.setdefault(worker.identity, _OnWorker()).came(message.model)
         model = self._model(message.model)
         if model is None or model.state.phase == "unloaded":
             return
@@ -112,11 +138,15 @@ class Readiness:
             self._set(model, "proving", "a first batch is on its way")
             self._maybe_prove(model)
 
-    def model_failed(self, _worker: Worker, model: int, error: HeadraceError) -> None:
-        """The version can't be loaded on this worker."""
+    def model_failed(self, worker: Worker, model: int, error: HeadraceError) -> None:
+        """The version can't be loaded on this worker; failed only when no other one has it or may still load it."""
+        self._workers.setdefault(worker.identity, _OnWorker()).failed.add(model)
         failed = self._model(model)
-        if failed is not None and not self._loaded_somewhere(failed):
-            self._set(failed, "failed", error.text)
+        if failed is None or self._loaded_somewhere(failed):
+            return
+        here = all(model in on_worker.failed for on_worker in self._workers.values())
+        hopeless = here and len(self._seen) >= self._expected_workers
+        self._set(failed, "failed" if hopeless else "loading", error.text)
 
     def batch_done(self, _worker: Worker, _message: BatchDone) -> None:
         """The dispatcher notes when a model was last proven."""
@@ -131,8 +161,8 @@ class Readiness:
 
     def unloaded(self, model: ServedModel) -> None:
         """The model was taken out of service by request; that does not make the server not ready."""
-        for loaded in self._workers.values():
-            loaded.discard(model.number)
+        for on_worker in self._workers.values():
+            on_worker.forget(model.number)
         self._set(model, "unloaded", "it was unloaded by request")
 
     def wanted(self, model: ServedModel) -> None:
@@ -191,13 +221,15 @@ class Readiness:
         return None
 
     def _loaded_somewhere(self, model: ServedModel) -> bool:
-        return any(model.number in loaded for loaded in self._workers.values())
+        return any(model.number in on_worker.loaded for on_worker in self._workers.values())
 
     def _model(self, number: int) -> ServedModel | None:
         return next((model for model in self._routing.models() if model.number == number), None)
 
     def _set(self, model: ServedModel, phase: Phase, reason: str) -> None:
         state = model.state
+        if model.number in self._refused and phase != "unloaded":
+            phase, reason = "failed", self._refused[model.number]
         if (state.phase, state.reason) == (phase, reason):
             return
         log.info("model state", model=model.name, version=model.version, phase=phase, reason=reason)

@@ -34,6 +34,8 @@ class HeadraceError(Exception):
     """Base of all foreseen failures. `text` is safe to show to a caller."""
 
     code: ClassVar[Code] = Code.INTERNAL
+    poison: ClassVar[bool] = False
+    """Whether the gateway should remember the input, since it has ended two processes."""
 
     def __init__(self, text: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(text)
@@ -53,6 +55,12 @@ class InvalidInput(CallerFault):
     """An input is undecodable, or has the wrong kind, shape, size or datatype."""
 
     code = Code.INVALID_INPUT
+
+
+class Poison(InvalidInput):
+    """The input has ended two pool processes. To the caller an invalid input."""
+
+    poison = True
 
 
 class InvalidOption(CallerFault):
@@ -133,6 +141,12 @@ class ProcessLost(ServerFault):
     code = Code.PROCESS_LOST
 
 
+class LostTwice(ProcessLost):
+    """Two workers died while they ran this input alone: it may be the cause, or have had bad luck."""
+
+    poison = True
+
+
 class Draining(ServerFault):
     """The server is stopping and takes no new work. Safe to retry elsewhere."""
 
@@ -149,14 +163,17 @@ class InternalFault(ServerFault):
         super().__init__(text, retry_after_ms=retry_after_ms)
 
 
-def _leaves(base: type[HeadraceError]) -> dict[Code, type[HeadraceError]]:
+def _by_code(base: type[HeadraceError]) -> dict[Code, type[HeadraceError]]:
+    """The class that gives each code its name: the most general one, where a subclass shares its code."""
     found: dict[Code, type[HeadraceError]] = {}
     for child in base.__subclasses__():
-        found.update(_leaves(child) if child.__subclasses__() else {child.code: child})
+        if "code" in vars(child):
+            found[child.code] = child
+        found = _by_code(child) | found
     return found
 
 
-BY_CODE: dict[Code, type[HeadraceError]] = _leaves(HeadraceError)
+BY_CODE: dict[Code, type[HeadraceError]] = _by_code(HeadraceError)
 """Code → the class that carries it; complete by construction, checked by a test."""
 
 

@@ -136,3 +136,20 @@ def test_a_stop_under_load_ends_no_call_without_a_reason_to_try_again(own_site: 
         assert process.wait() == 0
         load.stop()
     check(load, "draining", "unreachable")  # both UNAVAILABLE; never a bare CANCELLED
+
+
+def test_a_planned_change_of_pool_processes_is_seen_by_nobody(own_site: Site, jpeg: bytes) -> None:
+    rewrite(own_site, pool={"processes": 1, "recycle_jobs": 20})
+    with serving(own_site):
+        seen: set[int] = set()
+        with Load(own_site.grpc, jpeg, callers=2) as load:
+
+            def changed() -> bool:
+                seen.update(own_site.pool_pids())
+                return len(seen) >= 4
+
+            eventually("three changes", changed, 30.0)
+            load.wait_for("ok", 20)
+        check(load)
+        metrics = own_site.get("/metrics")[1]
+        assert "headrace_pool_processes_lost_total 0.0" in metrics

@@ -22,6 +22,7 @@ from shared.messages import (
     ItemAnswer,
     JobFailed,
     ModelLoaded,
+    OpenPipeline,
     PoolReady,
     PrepareJob,
     RunBatch,
@@ -125,11 +126,15 @@ class FakeProcesses:
         self._ready = list(identities)
         self.sent: list[tuple[bytes, ToPool]] = []
         self.killed: list[bytes] = []
+        self.opened: list[OpenPipeline] = []
         self._on_message: OnMessage = lambda _i, _m: None
         self._on_lost: OnLost = lambda _i: None
 
     def connect(self, on_message: OnMessage, on_lost: OnLost) -> None:
         self._on_message, self._on_lost = on_message, on_lost
+
+    def open(self, message: OpenPipeline) -> None:
+        self.opened.append(message)
 
     def ready(self) -> Iterable[bytes]:
         return list(self._ready)

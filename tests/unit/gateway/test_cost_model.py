@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cost_model import CostLine, CostModel, QueueKey
+from gateway.cost_model import MOST_BUCKETS, CostLine, CostModel, QueueKey
 from tests.support.simulation import repeatable
 
 KEY = QueueKey(0)
@@ -167,3 +167,12 @@ def test_exact_data_stays_exact(fixed_s: float, row_s: float, observed: list[int
     for rows in observed:
         model.observe(KEY, rows, fixed_s + row_s * rows)
     assert model.predict(KEY, 48) == pytest.approx(fixed_s + row_s * 48, rel=1e-3)
+
+
+def test_shapes_that_callers_choose_are_bounded() -> None:
+    model = CostModel()
+    model.seed(QueueKey(1), [(1, 0.001), (8, 0.008)])
+    for length in range(10_000):
+        model.observe(QueueKey(1, (length,)), 1, 0.001)
+    assert len(model.keys()) == MOST_BUCKETS + 1
+    assert model.predict(QueueKey(1), 8) == pytest.approx(0.008)

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.pool_client import PoolClient, PoolJob
+from gateway.quarantine import Quarantine
 from gateway.request import Answer, Request
 from gateway.routing import Routing
 from gateway.work import Work
@@ -24,6 +26,7 @@ from shared.errors import (
     HeadraceError,
     InvalidInput,
     InvalidOption,
+    ModelDisabled,
     NotReady,
     Overloaded,
     UnknownModel,
@@ -63,7 +66,7 @@ class World:
         self.metrics = Metrics()
         routing = Routing([self.model])
         self.forecast = Forecast(1, routing)
-        door = Door(self.admission, self.forecast)
+        door = Door(self.admission, self.forecast, Quarantine())
         self.flow = Flow(door, routing, self.leases, self.pool, self.dispatch, self.metrics)
         self.workers.connect([self.dispatch])
         self.dispatch.configure(self.model)
@@ -208,3 +211,25 @@ async def test_not_ready_is_refused_at_once(world: World) -> None:
     with pytest.raises(NotReady, match="no worker is connected"):
         await world.answer("abcd")
     assert world.processes.prepared == 0
+
+
+async def test_an_input_that_ended_two_processes_is_refused_without_costing_a_third(world: World) -> None:
+    poison = asyncio.ensure_future(world.answer("die!"))
+    await asyncio.sleep(0)
+    world.processes.die(b"pool-0.1", b"pool-0.2")
+    world.processes.die(b"pool-0.2", b"pool-0.3")
+    with pytest.raises(InvalidInput):
+        await poison
+    sent = len(world.processes.sent)
+    with pytest.raises(ModelDisabled, match="ended two processes"):
+        await world.answer("die!")
+    assert len(world.processes.sent) == sent
+    assert words(await world.answer("good")) == ["good"]
+    assert world.at_rest()
+
+
+async def test_every_failed_piece_is_seen(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InvalidInput):
+        await world.answer("bad!", "bad!", "bad!", partial=True)
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -180,3 +180,13 @@ async def test_draining_is_not_ready() -> None:
     world.readiness.drain()
     assert world.readiness.not_ready_reason() == "the server is stopping"
     assert isinstance(world.readiness.debug()["reason"], str)
+
+
+async def test_a_refused_pipeline_stays_refused_whatever_workers_say() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, InternalFault("no such class"))
+    world.load(world.greet())
+    await world.settled()
+    assert world.models[0].state.phase == "failed"
+    assert world.readiness.not_ready_reason() == "model 'words' is not ready: no such class"
+    assert world.flow.calls == 0
