@@ -8,6 +8,7 @@ import errno
 import socket
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -28,7 +29,7 @@ _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 """Newer versions of FastAPI look for OpenTelemetry with every request; our counts are on /metrics."""
 _IDLE_S = 75  # between two requests; clients and proxies that reuse connections give up after a minute
 _LAST_WORDS_S = 0.25
-_SILENT_S = 10  # before the first request
+_UNFINISHED_S = 10  # for a head (the first one counts from the connection), or for a body that nobody waits for
 
 
 def build_app(
@@ -91,12 +92,46 @@ class RunningHttp:
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when it stays silent from the start; uvicorn alone would wait for ever."""
+    """A connection that is closed when the caller does not finish what it has begun to say.
+
+    uvicorn's own timer runs only between two requests, and the first byte of a head ends it. Ours runs while the rest
+    of a head is awaited, or the rest of a body that has been answered already, and no byte before the last ends it.
+    """
+
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Called by the event loop."""
         super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(_SILENT_S, self.timeout_keep_alive_handler)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Called after the last byte of an answer was written."""
+        super().on_response_complete()
+        if self.conn.their_state is not h11.IDLE:  # else uvicorn's timer runs until the next head begins
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        super().connection_lost(exc)
+        self._calm()
+
+    def _watch(self) -> None:
+        theirs = self.conn.their_state
+        if not (theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)):
+            self._calm()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(_UNFINISHED_S, self.timeout_keep_alive_handler)
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 async def start_http(

@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -78,15 +80,66 @@ async def test_small_answers_are_not_held_back_by_the_kernel(monkeypatch: pytest
     assert delayed == [1]
 
 
-async def test_a_connection_that_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_SILENT_S", 0.01)
+UNFINISHED_S = 0.05
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: edge\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """To a server with little patience."""
+    monkeypatch.setattr(http, "_UNFINISHED_S", UNFINISHED_S)
     running = await start_http(settings(), State(), CollectorRegistry())
+    reader, writer = await asyncio.open_connection(*running.address.split(":"))
     try:
-        reader, writer = await asyncio.open_connection(*running.address.split(":"))
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
+        yield reader, writer
     finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
         await running.stop()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"", 0),
+        (HEALTHZ[:-2], 0),
+        (HEALTHZ + HEALTHZ[:9], 1),
+        (b"POST /healthz HTTP/1.1\r\nhost: edge\r\ncontent-length: 9000\r\n\r\n{", 1),
+    ],
+    ids=["silent", "half a head", "half a second head", "half a body, answered already"],
+)
+async def test_a_caller_that_does_not_finish_loses_its_connection_whatever_it_drips(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, answers: int
+) -> None:
+    async with connection(monkeypatch) as (reader, writer), asyncio.timeout(5):
+        writer.write(sent)
+        got = b""
+        with contextlib.suppress(ConnectionError):  # closed while a byte was on its way to it
+            read = asyncio.ensure_future(reader.read(4096))
+            while not read.done() or (await read):
+                if read.done():
+                    got += read.result()
+                    read = asyncio.ensure_future(reader.read(4096))
+                elif sent:
+                    writer.write(b"x")
+                await asyncio.wait([read], timeout=0.005)
+
+    assert got.count(b"HTTP/1.1 ") == answers
+
+
+async def test_a_caller_that_finishes_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connection(monkeypatch) as (reader, writer), asyncio.timeout(5):
+        writer.write(HEALTHZ)
+        await reader.readuntil(b"ok\n")
+        more = asyncio.ensure_future(reader.read(1))
+        done, _ = await asyncio.wait([more], timeout=3 * UNFINISHED_S)
+        assert not done
+
+        writer.write(HEALTHZ)
+        assert await more == b"H"
 
 
 async def test_a_used_port_is_in_use_and_a_foreign_address_a_bad_setting() -> None:
