@@ -1,5 +1,6 @@
 """The worker's outer loop: find a gateway, serve it until it is gone, find the next one. Loaded models stay."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from shared.handover import Greeting, Refusal, greet
 from shared.logs import get_logger
 from shared.messages import PROTOCOL_VERSION, FromWorker, Hello, ToWorker
 from shared.transport import Dealer
-from workers.backends.base import Device
+from workers.backends.base import Device, DeviceLost
 from workers.model_pool import ModelPool
 from workers.session import HIGH_WATER_MARK, Session
 
@@ -69,21 +70,35 @@ class Worker:
             _log.error("arena_refused", reason=str(error))
             self._stop.wait(REFUSED_RETRY_S)
             return False
-        dealer: Dealer[ToWorker, FromWorker] = Dealer(
+        _log.info("gateway_found", device=self._device.name)
+        with contextlib.ExitStack() as stack:
+            stack.callback(_log.info, "gateway_left")
+            stack.callback(arena.close)
+            dealer = self._dealer(greeting)
+            stack.callback(dealer.close)
+            stack.push(self._detach)
+            self._device.attach(arena.memory)
+            session = Session(greeting, dealer, arena, self._pool, now_s)
+            session.serve(self._stop, self._hello.pid)
+            return session.stopped
+
+    @staticmethod
+    def _dealer(greeting: Greeting) -> Dealer[ToWorker, FromWorker]:
+        welcome = greeting.welcome
+        return Dealer(
             welcome.endpoint,
             ToWorker,
             identity=welcome.identity,
             generation=welcome.generation,
             high_water_mark=HIGH_WATER_MARK,
         )
-        _log.info("gateway_found", device=self._device.name)
+
+    def _detach(self, _kind: object, reason: BaseException | None, _trace: object) -> None:
+        """Let go of the arena. A device that can't even do that is lost; why it was lost first counts more."""
         try:
-            self._device.attach(arena.memory)
-            session = Session(greeting, dealer, arena, self._pool, now_s)
-            session.serve(self._stop, self._hello.pid)
-            return session.stopped
-        finally:
             self._device.detach()
-            dealer.close()
-            arena.close()
-            _log.info("gateway_left")
+        except Exception as error:
+            sentence = f"{self._device.name}: {str(error).splitlines()[0][:300]}"
+            _log.warning("the device does not let go of the arena", error=sentence)
+            if not isinstance(reason, DeviceLost):
+                raise DeviceLost(sentence) from error

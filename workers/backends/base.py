@@ -78,7 +78,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def detach(self) -> None:
-        """The arena is about to be unmapped. Idempotent."""
+        """The arena is about to be unmapped. Idempotent. What it raises means that the device is lost."""
 
 
 class NoDevice(Device):
