@@ -59,7 +59,7 @@ def _at_start(repository: Repository, settings: Settings, number: int, name: str
         raise StartupError(ExitCode.MODEL_LOAD, error.text) from error
     except Exception as error:  # a pipeline is the user's code and may raise anything, also when it is only described
         log.exception("model can't be described", model=name)
-        text = f"model {name}: its pipeline raised {type(error).__name__}: {str(error)[:200]}"
+        text = f"model {name}: its pipeline raised {type(error).__name__} while it was described, see the log"
         raise StartupError(ExitCode.MODEL_LOAD, text) from error
 
 

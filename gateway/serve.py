@@ -76,6 +76,14 @@ async def serve(stop: StopSignal, announcement: Announcement, tick: Callable[[],
             if announcement.hopeless in done:
                 log.error("no model could be loaded", reason=announcement.hopeless.result())
                 return ExitCode.MODEL_LOAD
-            tick()
+            _guarded(tick)
     finally:
         loop.remove_reader(stop.fileno())
+
+
+def _guarded(tick: Callable[[], None]) -> None:
+    """What watches over hung processes must not end the gateway itself: it is tried again a quarter second later."""
+    try:
+        tick()
+    except Exception:
+        log.exception("a periodic check failed")
