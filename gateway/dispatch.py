@@ -1,8 +1,9 @@
 """Drives the batcher: items in, batches to the workers, answers back to the waiting requests.
 
 All decisions are the batcher's (pure policy); this file owns the timers, the futures and the consequences of a
-worker's death. A batch is staged behind a running one only when it is full or the running one is about to end:
-a staged batch can't grow any more.
+worker's death. Of several workers that have a model, its next batch goes to the one that should be done first. A batch
+is staged behind a running one only when it is full or the running one is about to end: a staged batch can't grow any
+more.
 """
 
 import asyncio
@@ -11,22 +12,20 @@ from functools import partial
 
 from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
+from gateway.hangs import Hangs
 from gateway.inflight import Entry, InFlight
 from gateway.leases import Lease
-from gateway.running import Running, RunningBatches
+from gateway.parked import Parked
+from gateway.running import Ran, Running, RunningBatches
 from gateway.served import ServedModel
 from gateway.work import Outcome, Work, batch_item, cost_rows, fail
+from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
 from shared.errors import DeadlineExceeded, HeadraceError, NotReady, ProcessLost, rebuild
-from shared.logs import get_logger
 from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, RunBatch
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
-
-log = get_logger()
-
-STAGE_LEAD_S = 0.002  # a batch is staged this long before the running one should end: about two loop turns
 
 
 class Dispatcher:
@@ -41,14 +40,16 @@ class Dispatcher:
         self._inflight = inflight
         self._limits = limits
         self._models: dict[int, ServedModel] = {}
-        self._waiting: dict[int, Work] = {}  # in the batcher, or parked until a worker has the model
-        self._parked: dict[int, Work] = {}
+        self._waiting: dict[int, Work] = {}  # in the batcher
+        self._parked = Parked(limits.return_limit_ms / 1000)
         self._running = RunningBatches()
+        self._hangs = Hangs(workers, self._running, cost, limits.hang_limit_ms / 1000)
+        self._choice = WorkerChoice(workers, self._running, limits.staged_batches)
         self._next_item = 1
         self._next_batch = 1
         self._timer: asyncio.TimerHandle | None = None
         self.slots_back: Callable[[], None] = lambda: None
-        """Called after slots of a request that had left came out of quarantine."""
+        """Called after slots of a request that had left came out of quarantine, or when more may be held."""
         self.on_batch: Callable[[ServedModel, Batch, BatchDone, int], None] = lambda *_: None
         """Told of every finished batch: model, batch, answer, rows computed for nobody."""
         self.lost_workers = 0
@@ -77,8 +78,7 @@ class Dispatcher:
 
     def waiting_rows(self, model: int) -> int:
         """Rows of a model that no worker has yet."""
-        parked = sum(work.queued.rows for work in self._parked.values() if work.model.number == model)
-        return parked + self._batcher.waiting_rows(model)
+        return self._parked.rows(model) + self._batcher.waiting_rows(model)
 
     def waiting_items(self) -> int:
         """Items that no worker has yet."""
@@ -91,6 +91,10 @@ class Dispatcher:
     def outstanding(self, worker: Worker) -> int:
         """Batches that the worker holds."""
         return self._running.count(worker)
+
+    def ran(self) -> dict[str, Ran]:
+        """What each worker has run so far, in all of its lives, by name."""
+        return self._running.ran
 
     def kick(self) -> None:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
@@ -112,23 +116,35 @@ class Dispatcher:
         """Seed the cost model, and let what was parked for this model go."""
         if message.model not in self._models:
             return
-        self._cost.seed(QueueKey(message.model, ()), message.batch_s)
-        for number in [n for n, work in self._parked.items() if work.model.number == message.model]:
-            self._enqueue(self._parked.pop(number))
+        if len(self._workers.with_model(message.model)) == 1:  # else the others have shown how long it really takes
+            self._cost.seed(QueueKey(message.model, ()), message.batch_s)
+        self._count_workers()
+        for work in self._parked.take(message.model):
+            self._enqueue(work)
+        self.slots_back()
         self.kick()
 
     def model_failed(self, _worker: Worker, model: int, error: HeadraceError) -> None:
-        """Nobody can run what is parked for this model."""
-        if self._workers.with_model(model):
+        """Where no other worker has it or may still load it, nobody can run what is parked for this model."""
+        if self._workers.with_model(model) or self._workers.may_get(model):
             return
-        for work in [work for work in self._parked.values() if work.model.number == model]:
-            del self._parked[work.queued.item]
+        for work in self._parked.take(model):
             fail(work, NotReady(error.text))
+
+    def withdraw(self, model: ServedModel) -> None:
+        """The model was unloaded by request: what waits for it is answered now, since nobody will run it."""
+        self._count_workers()
+        waiting = [work for work in self._waiting.values() if work.model is model]
+        for work in waiting:
+            del self._waiting[work.queued.item]
+            self._batcher.remove(work.queued.item)
+        for work in (*waiting, *self._parked.take(model.number)):
+            fail(work, NotReady(f"model {model.name!r} was unloaded"))
 
     def batch_done(self, worker: Worker, message: BatchDone) -> None:
         """Answers back to their requests."""
         now = now_s()
-        running = self._running.done(message.batch, now)
+        running = self._running.done(message.batch, now, message.rows_run)
         if running is None:
             return
         batch = running.batch
@@ -142,11 +158,13 @@ class Dispatcher:
         self.kick()
 
     def worker_lost(self, worker: Worker) -> None:
-        """What it held is tried once more, alone; what waits stays, for a worker that comes back in time."""
+        """What it held goes to another one; what waits stays, for a worker that comes back in time if need be."""
         self.lost_workers += 1
-        self._running.lost(worker)
+        running = self._running.lost(worker)
+        suspects = {item.item for item in running.batch.items} if running is not None else set()
+        self._count_workers()
         for entry in self._inflight.lost(worker.holder):
-            self._retry(entry)
+            self._retry(entry, suspect=entry.job.queued.item in suspects)
         for work in [work for work in self._waiting.values() if not self._workers.with_model(work.model.number)]:
             self._batcher.remove(work.queued.item)
             self._park(work)
@@ -154,17 +172,13 @@ class Dispatcher:
         self.kick()
 
     def tick(self) -> None:
-        """Called a few times a second: kill a worker whose batch takes far longer than any before it."""
-        now = now_s()
-        for worker in list(self._workers.workers()):
-            running = self._running.running_for_s(worker, now)
-            if running is None or worker.overran:
-                continue
-            limit_s = max(self._limits.hang_limit_ms / 1000, 3 * self._cost.slowest(running[0].batch.key))
-            if running[1] > limit_s:
-                worker.overran = True
-                log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
-                self._workers.kill(worker)
+        """Called a few times a second: kill what hangs, and try workers again that could not be sent a batch."""
+        self._hangs.kill(now_s())
+        unreachable = [worker for worker in self._workers.workers() if not worker.reachable]
+        for worker in unreachable:
+            worker.reachable = True  # it may not have been dying after all
+        if unreachable:
+            self.kick()
 
     # ------------------------------------------------------------ inside
 
@@ -177,24 +191,33 @@ class Dispatcher:
 
     def _park(self, work: Work) -> None:
         self._waiting.pop(work.queued.item, None)
-        self._parked[work.queued.item] = work
-        asyncio.get_running_loop().call_later(self._limits.return_limit_ms / 1000, self._give_up, work.queued.item)
+        self._parked.add(work)
 
-    def _give_up(self, number: int) -> None:
-        work = self._parked.pop(number, None)
-        if work is not None:
-            fail(work, ProcessLost("the worker was lost and did not come back within worker.return_limit_ms"))
+    def _count_workers(self) -> None:
+        for model in self._models.values():
+            model.workers = max(1, len(self._workers.with_model(model.number)))
 
     def _send_next(self, now: float) -> bool:
-        worker = self._takes_next(now)
-        if worker is None:
+        if not len(self._batcher):
             return False
-        idle = self.outstanding(worker) == 0
+        for worker, models, only_full in self._choice.offers(now):
+            if (not only_full or self._is_full(worker)) and self._send_to(worker, models, now):
+                return True
+        return False
+
+    def _is_full(self, worker: Worker) -> bool:
+        """Early staging is for one model only: it would put a whole batch ahead of a rare one that comes meanwhile."""
+        (number,) = worker.loaded if len(worker.loaded) == 1 else (0,)
+        return number > 0 and self._batcher.waiting_rows(number) >= self._models[number].max_rows
+
+    def _send_to(self, worker: Worker, models: set[int], now: float) -> bool:
+        """Send the batcher's next batch; False when there is none for this worker."""
         batch = self._batcher.next_batch(
             now,
-            worker_idle=idle,
+            worker_idle=not self.outstanding(worker),
             expected_rows=self._expected_rows,
             start_s=max(now, self._running.ends_s(worker)),
+            models=models,
         )
         if batch is None:
             return False
@@ -206,30 +229,15 @@ class Dispatcher:
         self._next_batch += 1
         message = RunBatch(number, batch.key.model, [batch_item(work) for work in alive], batch.padded_rows)
         if not self._workers.send(worker, message):
-            for work in alive:  # the worker is just dying: its loss is reported next
-                self._park(work)
-            return False
+            worker.reachable = False  # it is just dying: its loss is reported next
+            for work in alive:
+                self._enqueue(work)
+            return True
         expected_s = self._cost.predict(batch.key, cost_rows(batch, worker))
         self._running.add(number, Running(batch, worker, now, expected_s))
         for work in alive:
             self._inflight.add(work.queued.item, work, worker.holder, work.lease.inputs + work.lease.outputs, now)
         return True
-
-    def _takes_next(self, now: float) -> Worker | None:
-        """The least loaded worker that may be given a batch now."""
-        best: tuple[int, Worker] | None = None
-        for worker in self._workers.workers():
-            held = self.outstanding(worker)
-            if not worker.loaded or held >= self._limits.staged_batches:
-                continue
-            if held and not (self._some_queue_is_full() or now >= self._running.ends_s(worker) - STAGE_LEAD_S):
-                continue
-            if best is None or held < best[0]:
-                best = (held, worker)
-        return best[1] if best else None
-
-    def _some_queue_is_full(self) -> bool:
-        return any(self._batcher.waiting_rows(model.number) >= model.limits.max_rows for model in self._models.values())
 
     def _expected_rows(self, model: int) -> int:
         return self._models[model].preparing_rows
@@ -241,11 +249,8 @@ class Dispatcher:
         due = self._batcher.due(now)
         if due is None:
             return
-        free_s = min((self._running.ends_s(worker) for worker in self._workers.workers()), default=now)
-        wake = max(due, free_s - STAGE_LEAD_S)  # nothing can be sent before a worker is about to be free
-        wake = min(wake, now + 0.25) if wake > now else now + 0.0005  # never spin: half a millisecond at the least
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(loop.time() + wake - now, self.kick)
+        self._timer = loop.call_later(self._choice.sleep_s(now, due), self.kick)
 
     def _answer(self, answer: ItemAnswer, done: BatchDone, batch: Batch) -> int:
         """Settle one item; returns its rows when nobody waits for them any more."""
@@ -263,20 +268,21 @@ class Dispatcher:
             work.future.set_result(Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch.rows))
         return 0
 
-    def _retry(self, entry: Entry[Work]) -> None:
+    def _retry(self, entry: Entry[Work], *, suspect: bool) -> None:
         work = entry.job
         if work.future.done():
             return
-        work.deaths += 1
-        if work.deaths > 1:
-            fail(work, ProcessLost("the worker was lost twice while it ran this input"))
-            return
-        work.queued.alone = True  # a suspect takes nobody with it
+        if suspect:  # what was only staged behind the running batch can't have ended the worker
+            work.deaths += 1
+            if work.deaths > 1:
+                fail(work, ProcessLost("the worker was lost twice while it ran this input"))
+                return
+            work.queued.alone = True  # a suspect takes nobody with it
         self._enqueue(work)
 
     def _left(self, number: int) -> None:
         """The request has gone: out of the queue at once; if a worker has it, tell the worker."""
-        if self._parked.pop(number, None) is not None:
+        if self._parked.pop(number) is not None:
             return
         if self._waiting.pop(number, None) is not None:
             self._batcher.remove(number)

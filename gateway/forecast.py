@@ -36,6 +36,10 @@ class Load(Protocol):
         """Admitted and not yet through a pool process."""
 
     @property
+    def workers(self) -> int:
+        """How many workers run its batches side by side; at least 1."""
+
+    @property
     def prepare_s(self) -> float:
         """Seconds that a pool process needs for one item, on average."""
 
@@ -102,4 +106,4 @@ def _backlog_s(load: Load) -> float:
     if not rows:
         return 0.0
     full, rest = divmod(rows, load.max_rows)
-    return full * load.batch_s(load.max_rows) + (load.batch_s(rest) if rest else 0.0)
+    return (full * load.batch_s(load.max_rows) + (load.batch_s(rest) if rest else 0.0)) / load.workers

@@ -1,8 +1,9 @@
 """Arena slots for items: the credit that bounds how far ahead of the worker the pool may decode.
 
 Per model at most `staged_batches + 1` batches' worth of rows hold slots: one running, the rest staged, one being
-prepared. Everything else waits here, still encoded, first come first served. An item's slots are leased together, so
-that two half-served items can never wait for each other.
+prepared; with several workers `staged_batches` for each of them, and one being prepared. Everything else waits here,
+still encoded, first come first served. An item's slots are leased together, so that two half-served items can never
+wait for each other.
 """
 
 import asyncio
@@ -75,6 +76,7 @@ class Leases:
     """Hands out leases within the arena and each model's window."""
 
     def __init__(self, arena: Arena, inline_bytes: int, batches_ahead: int) -> None:
+        """`batches_ahead`: how many batches of a model may hold slots while one worker has it."""
         self._arena = arena
         self.memory = arena.memory
         self._inline_bytes = inline_bytes
@@ -133,7 +135,8 @@ class Leases:
 
     def _try(self, model: ServedModel, rows: int, sizes: list[int]) -> list[Slot] | None:
         held = self._held_rows.get(model.number, 0)
-        if held and held + rows > self._batches_ahead * model.limits.max_rows:
+        ahead = 1 + (self._batches_ahead - 1) * model.workers
+        if held and held + rows > ahead * model.limits.max_rows:
             return None
         slots: list[Slot] = []
         for size in sizes:

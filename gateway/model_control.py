@@ -73,6 +73,7 @@ class ModelControl:
             raise UnknownModel(f"model {name[:100]!r} is not served")
         self._readiness.unloaded(model)
         self._workers.forget(model.number)
+        self._dispatch.withdraw(model)
 
     def _find(self, name: str) -> ServedModel | None:
         return next((model for model in self._routing.models() if model.name == name), None)

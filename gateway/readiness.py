@@ -1,7 +1,7 @@
 """Truthful readiness: a model is ready when a real batch of its example came back through all processes.
 
-Proven at start, after the return of the only worker that has it, and again whenever `PROVE_EVERY_S` passed without a batch, so that a
-worker that lives but does nothing is noticed while nobody calls.
+Proven at start, after the return of the only worker that has it, and again whenever `PROVE_EVERY_S` passed without a
+batch, so that a worker that lives but does nothing is noticed while nobody calls (the batches go to all in turn).
 """
 
 import asyncio

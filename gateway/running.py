@@ -5,6 +5,8 @@ from typing import NamedTuple
 from gateway.batcher import Batch
 from gateway.worker_client import Worker
 
+NEVER_S = float("-inf")
+
 
 class Running(NamedTuple):
     """One batch in the hands of a worker."""
@@ -16,50 +18,101 @@ class Running(NamedTuple):
     """Seconds that the cost model predicted."""
 
 
-class RunningBatches:
-    """Bookkeeping by batch number; a worker runs its batches strictly in order. Used on the event loop only."""
+class Ran(NamedTuple):
+    """What a worker of this name has run, in all of its lives."""
+
+    batches: int
+    rows: int
+
+
+class _Held:
+    """One worker's batches, in the order in which it runs them."""
+
+    __slots__ = ("batches", "progress_s")
 
     def __init__(self) -> None:
-        self._batches: dict[int, Running] = {}
-        self._progress_s: dict[bytes, float] = {}
+        self.batches: dict[int, Running] = {}
+        self.progress_s = NEVER_S
+        """When it last answered."""
+
+    def first(self) -> Running | None:
+        return next(iter(self.batches.values()), None)
+
+    def started_s(self, running: Running) -> float:
+        return max(running.sent_s, self.progress_s)
+
+
+class RunningBatches:
+    """Bookkeeping by worker; a worker runs its batches strictly in order. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, _Held] = {}
+        self._worker_of: dict[int, bytes] = {}
+        self.ran: dict[str, Ran] = {}
+        """By the workers' names."""
 
     def add(self, number: int, running: Running) -> None:
         """A batch was sent."""
-        self._batches[number] = running
+        identity = running.worker.identity
+        self._held.setdefault(identity, _Held()).batches[number] = running
+        self._worker_of[number] = identity
 
-    def done(self, number: int, now_s: float) -> Running | None:
+    def done(self, number: int, now_s: float, rows_run: int) -> Running | None:
         """A batch was answered; None when it is not known (its worker was given up)."""
-        running = self._batches.pop(number, None)
-        if running is not None:
-            self._progress_s[running.worker.identity] = now_s
+        identity = self._worker_of.pop(number, None)
+        if identity is None:
+            return None
+        held = self._held[identity]
+        running = held.batches.pop(number)
+        held.progress_s = now_s
+        name = running.worker.name
+        before = self.ran.get(name, Ran(0, 0))
+        self.ran[name] = Ran(before.batches + 1, before.rows + rows_run)
         return running
 
-    def lost(self, worker: Worker) -> None:
-        """The worker is gone with everything it held."""
-        for number in [number for number, running in self._batches.items() if running.worker is worker]:
-            del self._batches[number]
-        self._progress_s.pop(worker.identity, None)
+    def lost(self, worker: Worker) -> Running | None:
+        """The worker is gone with everything it held; returns the batch that it was running."""
+        held = self._held.pop(worker.identity, None)
+        if held is None:
+            return None
+        for number in held.batches:
+            del self._worker_of[number]
+        return held.first()
 
     def count(self, worker: Worker) -> int:
         """Batches that the worker holds."""
-        return sum(1 for running in self._batches.values() if running.worker is worker)
+        held = self._held.get(worker.identity)
+        return len(held.batches) if held is not None else 0
 
     def ends_s(self, worker: Worker) -> float:
         """When the worker should have nothing left to do (monotonic); in the past when it is idle or late."""
-        held = [running for running in self._batches.values() if running.worker is worker]
-        if not held:
-            return float("-inf")
-        return self._started_s(held[0]) + sum(running.expected_s for running in held)
+        held = self._held.get(worker.identity)
+        first = held.first() if held is not None else None
+        if held is None or first is None:
+            return NEVER_S
+        return held.started_s(first) + sum(running.expected_s for running in held.batches.values())
+
+    def load(self, worker: Worker, now_s: float) -> tuple[bool, float]:
+        """Sorts workers, the one to be given the next batch first: whether it has work, and until when.
+
+        Of idle workers, the one that has been idle for longest: each one's health shows soon, also while few call. A
+        worker whose batch takes longer than predicted is taken to need as long again as it is late already, so that
+        one that hangs gets no more work while there are others.
+        """
+        held = self._held.get(worker.identity)
+        first = held.first() if held is not None else None
+        if held is None or first is None:
+            return False, held.progress_s if held is not None else NEVER_S
+        late_s = now_s - held.started_s(first) - first.expected_s
+        return True, self.ends_s(worker) + (2 * late_s if late_s > 0 else 0.0)
 
     def running_for_s(self, worker: Worker, now_s: float) -> tuple[Running, float] | None:
         """The batch that the worker runs now, and for how long already."""
-        for running in self._batches.values():
-            if running.worker is worker:
-                return running, now_s - self._started_s(running)
-        return None
-
-    def _started_s(self, running: Running) -> float:
-        return max(running.sent_s, self._progress_s.get(running.worker.identity, 0.0))
+        held = self._held.get(worker.identity)
+        first = held.first() if held is not None else None
+        if held is None or first is None:
+            return None
+        return first, now_s - held.started_s(first)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._worker_of)

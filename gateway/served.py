@@ -48,6 +48,8 @@ class ServedModel:
         """Seconds that a pool process needs for one item: a moving average."""
         self.batch_s: Callable[[int], float] = lambda _rows: 0.0
         """Seconds of a batch of so many rows; set to the cost model by the composition."""
+        self.workers = 1
+        """Workers that have it loaded; 1 before the first one has, so that it can be planned for."""
         self.preparing_rows = 0
         """Rows leased but not yet in the batcher: company that a waiting batch may expect."""
         self.proven_s = float("-inf")

@@ -39,7 +39,12 @@ class Worker:
         self.holder = identity.decode()
         self.ready = False
         self.loaded: set[int] = set()
+        """Models that it can run."""
+        self.failed: dict[int, str] = {}
+        """Models that it can't load, and why."""
         self.overran = False
+        self.reachable = True
+        """False after a batch could not be sent: most likely it is just dying."""
 
 
 class WorkerEvents(Protocol):
@@ -71,6 +76,7 @@ class WorkerClient:
         self._workers: dict[bytes, Worker] = {}
         self._lives = 0
         self._models: dict[int, LoadModel] = {}
+        self._forgotten: set[int] = set()
         self._events: list[WorkerEvents] = []
 
     def connect(self, events: Sequence[WorkerEvents]) -> None:
@@ -80,7 +86,9 @@ class WorkerClient:
     def serve(self, message: LoadModel) -> None:
         """Every present and future worker loads this version."""
         self._models[message.model] = message
+        self._forgotten.discard(message.model)
         for worker in self._workers.values():
+            worker.failed.pop(message.model, None)
             if worker.ready:
                 self._router.send(worker.identity, message)
 
@@ -88,8 +96,10 @@ class WorkerClient:
         """No worker keeps this version any longer."""
         if self._models.pop(model, None) is None:
             return
+        self._forgotten.add(model)
         for worker in self._workers.values():
             worker.loaded.discard(model)
+            worker.failed.pop(model, None)
             if worker.ready:
                 self._router.send(worker.identity, UnloadModel(model))
 
@@ -100,6 +110,10 @@ class WorkerClient:
     def with_model(self, model: int) -> list[Worker]:
         """Workers that can run a batch of this model."""
         return [worker for worker in self._workers.values() if model in worker.loaded]
+
+    def may_get(self, model: int) -> bool:
+        """Whether a connected worker may still come to have this model."""
+        return any(model not in worker.loaded and model not in worker.failed for worker in self._workers.values())
 
     def send(self, worker: Worker, message: RunBatch | CancelItems) -> bool:
         """False when the worker can't take it now."""
@@ -167,12 +181,18 @@ class WorkerClient:
                 for load in self._models.values():
                     self._router.send(identity, load)
                 self._tell(lambda events: events.worker_greeted(worker))
-            case ModelLoaded():
-                worker.loaded.add(message.model)
-                self._tell(lambda events: events.model_loaded(worker, message))
-            case ModelFailed():
-                error = rebuild(message.failure.code, message.failure.text)
-                self._tell(lambda events: events.model_failed(worker, message.model, error))
+            case ModelLoaded() | ModelFailed():
+                if message.model not in self._forgotten:  # else its answer and our UnloadModel have crossed
+                    self._loaded(worker, message)
+
+    def _loaded(self, worker: Worker, message: ModelLoaded | ModelFailed) -> None:
+        if isinstance(message, ModelLoaded):
+            worker.loaded.add(message.model)
+            self._tell(lambda events: events.model_loaded(worker, message))
+        else:
+            error = rebuild(message.failure.code, message.failure.text)
+            worker.failed[message.model] = error.text
+            self._tell(lambda events: events.model_failed(worker, message.model, error))
 
     def _tell(self, what: Callable[[WorkerEvents], None]) -> None:
         for events in self._events:

@@ -1,76 +1,19 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
 from gateway import dispatch as dispatch_module
 from gateway import work as work_module
-from gateway.batcher import Batcher
-from gateway.cost_model import CostModel
-from gateway.dispatch import Dispatcher
-from gateway.inflight import InFlight
-from gateway.leases import Lease, Leases
-from gateway.served import ServedModel
-from gateway.work import Outcome, Work
 from gateway.worker_client import Worker, WorkerClient
-from shared.arena import Arena
 from shared.clock import FOREVER_S
 from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost
-from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed, RunBatch
-from shared.pipeline import RawInput
+from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed
 from shared.settings import WorkerSettings
-from shared.tensors import Tensor
-from tests.support.gateway_parts import FakeRouter, connect_worker, done, served, welcome
+from tests.support.dispatch_bench import Bench
+from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
 
 LIMIT_S = 5.0
-
-
-class Bench:
-    """A dispatcher over a fake router, with a real arena."""
-
-    def __init__(self, *models: ServedModel, limits: WorkerSettings | None = None) -> None:
-        self.router = FakeRouter()
-        self.arena = Arena.create(1 << 20)
-        self.workers = WorkerClient(self.router, welcome)  # type: ignore[arg-type]  # a fake with the port's names
-        cost = CostModel()
-        self.dispatch = Dispatcher(
-            Batcher(cost.predict), cost, self.workers, InFlight[Work](), limits or WorkerSettings()
-        )
-        self.leases = Leases(self.arena, 1024, 1000)
-        self.leases.nobody_comes = self.dispatch.kick
-        self.workers.connect([self.dispatch])
-        for model in models:
-            self.dispatch.configure(model)
-
-    async def lease(self, model: ServedModel, *, prepared: bool = True) -> Lease:
-        lease = await self.leases.acquire(model, RawInput(kind="text"))
-        if prepared:
-            lease.prepared()
-        return lease
-
-    async def submit(
-        self, model: ServedModel, word: bytes = b"word", deadline_s: float = FOREVER_S
-    ) -> "asyncio.Future[Outcome]":
-        tensor = Tensor("x", "UINT8", (1, len(word)), word)
-        return self.dispatch.submit(model, [tensor], await self.lease(model), deadline_s)
-
-    def answer(self, worker: Worker, batch: RunBatch) -> None:
-        self.workers.on_message(worker.identity, done(batch))
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Callable[..., Bench]]:
-    made: list[Bench] = []
-
-    def make(*models: ServedModel, limits: WorkerSettings | None = None) -> Bench:
-        made.append(Bench(*models, limits=limits))
-        return made[-1]
-
-    yield make
-    for each in made:
-        if each.dispatch._timer is not None:
-            each.dispatch._timer.cancel()
-        each.arena.close()
 
 
 async def test_one_caller_never_waits(bench: Callable[..., Bench]) -> None:
@@ -294,25 +237,7 @@ async def test_a_hung_worker_is_killed_once(bench: Callable[..., Bench], monkeyp
     assert killed == [worker]
 
 
-async def test_two_workers_share_the_load_and_the_death_of_one_loses_nothing(bench: Callable[..., Bench]) -> None:
-    model = served(max_rows=1)
-    b = bench(model)
-    first = connect_worker(b.workers, 1, name="worker-0")
-    second = connect_worker(b.workers, 1, name="worker-1")
-    futures = [await b.submit(model) for _ in range(2)]
-    assert {identity for identity, _ in b.router.sent if isinstance(_, RunBatch)} == {first.identity, second.identity}
-    b.workers.on_lost(first.identity)
-    answered: set[int] = set()
-    while not all(future.done() for future in futures):
-        for identity, message in list(b.router.sent):
-            if isinstance(message, RunBatch) and identity == second.identity and message.batch not in answered:
-                answered.add(message.batch)
-                b.answer(second, message)
-        await asyncio.sleep(0)
-    assert [future.result().batch_rows for future in futures] == [1, 1]
-
-
-async def test_a_full_worker_queue_parks_the_items(bench: Callable[..., Bench]) -> None:
+async def test_what_could_not_be_sent_is_kept(bench: Callable[..., Bench]) -> None:
     model = served()
     b = bench(model)
     worker = connect_worker(b.workers, 1)

@@ -15,6 +15,7 @@ class FakeLoad:
     def __init__(self, *, prepare_s: float = 0.001, a_s: float = 0.002, b_s: float = 0.001, max_rows: int = 8) -> None:
         self.rows_in_flight = 0
         self.unprepared_items = 0
+        self.workers = 1
         self.prepare_s = prepare_s
         self.max_rows = max_rows
         self._a_s, self._b_s = a_s, b_s
@@ -42,6 +43,12 @@ def test_other_models_are_ahead_too() -> None:
     forecast = Forecast(1, [mine, other])
     other.rows_in_flight = 8
     assert forecast.predict_s(mine, 1) > 0.5
+
+
+def test_workers_that_have_the_model_share_its_backlog() -> None:
+    load = FakeLoad()
+    load.rows_in_flight, load.workers = 16, 2
+    assert Forecast(2, [load]).predict_s(load, 1) == pytest.approx(0.010 + 0.004)  # one full batch ahead of ours
 
 
 def test_what_is_too_late_is_refused_with_a_time_to_come_back() -> None:

@@ -54,6 +54,20 @@ async def test_the_window_bounds_what_is_decoded_ahead(arena: Arena) -> None:
     (await waiting).__exit__(None, None, None)
 
 
+async def test_the_window_grows_with_the_workers_that_have_the_model(arena: Arena) -> None:
+    leases, model = leases_of(arena, batches_ahead=3), served(max_rows=1)
+    for _ in range(3):
+        await leases.acquire(model, text(0))
+    waiting = [asyncio.ensure_future(leases.acquire(model, text(0))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert leases.waiting_items() == 3
+    model.workers = 2  # two batches for each, and one being prepared
+    leases.pump()
+    await asyncio.gather(*waiting[:2])
+    assert leases.waiting_items() == 1
+    waiting[2].cancel()
+
+
 async def test_a_full_window_of_one_model_holds_up_no_other(arena: Arena) -> None:
     leases, slow, fast = leases_of(arena, batches_ahead=1), served(1, max_rows=2), served(2, name="fast")
     for _ in range(2):

@@ -37,20 +37,20 @@ class ProofFlow:
 
 
 class World:
-    def __init__(self, *models: ServedModel) -> None:
+    def __init__(self, *models: ServedModel, workers: int = 1) -> None:
         self.models = models or (served(),)
         for model in self.models:
             model.state.phase, model.state.reason = "no_worker", "no worker is connected"
-        self.readiness = Readiness(Routing(self.models))
+        self.readiness = Readiness(Routing(self.models), workers)
         self.flow = ProofFlow()
         self.readiness.connect(self.flow, dict)  # type: ignore[arg-type]  # a fake with the port's name
         self.phases: list[Phase] = []
         self.readiness.subscribe(lambda: self.phases.append(self.models[0].state.phase))
         self.lives = 0
 
-    def greet(self) -> Worker:
+    def greet(self, name: str = "worker-0") -> Worker:
         self.lives += 1
-        worker = Worker(f"worker-0.{self.lives}".encode(), Hello(PROTOCOL_VERSION, 1, "worker-0", "cpu"), 1)
+        worker = Worker(f"{name}.{self.lives}".encode(), Hello(PROTOCOL_VERSION, 1, name, "cpu"), 1)
         self.readiness.worker_greeted(worker)
         return worker
 
@@ -113,6 +113,48 @@ async def test_a_second_worker_keeps_it_ready() -> None:
     await world.settled()
     world.readiness.worker_lost(first)
     assert world.readiness.not_ready_reason() is None
+
+
+async def test_a_model_stays_ready_while_one_of_two_workers_starts_again() -> None:
+    world = World(workers=2)
+    world.readiness.pipeline_opened(1, None)
+    first, second = world.greet("worker-0"), world.greet("worker-1")
+    world.load(first)
+    world.load(second)
+    await world.settled()
+    world.phases.clear()
+    world.readiness.worker_lost(first)
+    world.load(world.greet("worker-0"))
+    world.readiness.worker_lost(second)
+    world.load(world.greet("worker-1"))
+    await world.settled()
+    assert world.phases == []
+    assert world.flow.calls == 1
+
+
+async def test_a_load_that_fails_on_one_of_two_workers_fails_nothing() -> None:
+    world = World(workers=2)
+    world.readiness.pipeline_opened(1, None)
+    poor = world.greet("worker-0")
+    world.readiness.model_failed(poor, 1, NotReady("the weights do not fit"))
+    assert world.models[0].state.phase == "loading"  # the second worker has not come yet
+    assert world.models[0].state.reason == "the weights do not fit"
+    rich = world.greet("worker-1")
+    world.load(rich)
+    await world.settled()
+    world.readiness.model_failed(poor, 1, NotReady("the weights do not fit"))
+    assert world.models[0].state.phase == "ready"
+    world.readiness.worker_lost(rich)
+    assert world.models[0].state.phase == "loading"  # it comes back
+
+
+async def test_a_load_that_fails_on_all_workers_has_failed() -> None:
+    world = World(workers=2)
+    for name in ("worker-0", "worker-1"):
+        assert world.models[0].state.phase != "failed"
+        world.readiness.model_failed(world.greet(name), 1, NotReady("the weights do not fit"))
+    assert world.readiness.not_ready_reason() == "model 'words' is not ready: the weights do not fit"
+    assert world.models[0].state.phase == "failed"
 
 
 async def test_a_failed_load_and_a_refused_pipeline_say_why() -> None:
