@@ -44,7 +44,7 @@ def served_models(settings: Settings) -> Models:
         except StartupError as error:
             errors.append(error)
             found.broken.append(ModelState(name, "", "failed", error.text))
-            log.error("model can't be served", model=name, reason=error.text)  # noqa: TRY400 - the sentence says it all
+            log.error("model can't be served", model=name, reason=error.told)  # noqa: TRY400 - the sentence says it all
     if not found.served:
         raise errors[0]
     return found

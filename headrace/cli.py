@@ -209,7 +209,7 @@ def main() -> NoReturn:
     try:
         app()
     except StartupError as error:
-        _leave(error.text, error.exit_code)
+        _leave(error.told, error.exit_code)
     except HeadraceError as error:
         _leave(error.text, ExitCode.MODEL_LOAD)
     except Exception:  # noqa: BLE001 - a bug of ours: the whole trace for the report, and the exit code for it

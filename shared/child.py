@@ -153,7 +153,7 @@ def run_main(process: str, body: Callable[[], int], announcer: Announcer | None 
         code = int(body())
     except StartupError as error:
         code = int(error.exit_code)
-        _report(process, code, error.text, announcer)
+        _report(process, code, error.told, announcer)
     except KeyboardInterrupt:  # before StopSignal was in place: an asked-for stop
         code = int(ExitCode.OK)
     except Exception as error:  # noqa: BLE001 - the last line of defence of the process

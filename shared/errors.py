@@ -198,9 +198,19 @@ class ExitCode(enum.IntEnum):
 
 
 class StartupError(Exception):
-    """A process can't start. The message is printed as it is, without a trace, and `exit_code` is returned."""
+    """A process can't start. The message is printed as it is, without a trace, and `exit_code` is returned.
 
-    def __init__(self, exit_code: ExitCode, text: str) -> None:
+    Where it concerns one model only, `text` is also what callers read, so it obeys the rule at the top of this file;
+    `detail` (a path, the words of the user's own exception) is for whoever started the process.
+    """
+
+    def __init__(self, exit_code: ExitCode, text: str, detail: str = "") -> None:
         super().__init__(text)
         self.exit_code = exit_code
         self.text = text
+        self.detail = detail
+
+    @property
+    def told(self) -> str:
+        """Everything, for a terminal or a log."""
+        return f"{self.text}: {self.detail}" if self.detail else self.text

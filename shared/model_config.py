@@ -18,8 +18,8 @@ _PLAIN_FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 class RepositoryError(StartupError):
     """The repository, or one version of a model in it, can't be used. Names the file, from the model's name on."""
 
-    def __init__(self, text: str, exit_code: ExitCode = ExitCode.MODEL_LOAD) -> None:
-        super().__init__(exit_code, text)
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.MODEL_LOAD, detail: str = "") -> None:
+        super().__init__(exit_code, text, detail)
 
 
 class BatchingOverride(BaseModel):

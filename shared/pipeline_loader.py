@@ -2,7 +2,7 @@
 
 A built-in pipeline is a file in `shared/pipelines/`; a user's own is `module:Class`, where `module` is a file in the
 model's folder, or else importable. Every failure is a StartupError with one sentence: the user's own code never brings
-a process down with a trace.
+a process down with a trace. What that code raised is in the log; callers, who read the sentence too, get its type.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ import msgspec
 
 from shared import strict_yaml
 from shared.errors import ExitCode, StartupError
+from shared.logs import get_logger
 from shared.mistakes import nearest, struct_sentence
 from shared.model_config import CONFIG_FILE, RepositoryError
 from shared.pipeline import Config, Pipeline
@@ -31,6 +32,8 @@ from shared.strict_yaml import KeyPath
 BUILT_IN = "shared.pipelines"
 
 AnyPipeline = Pipeline[Any]
+
+_log = get_logger()
 
 
 def load_pipeline(version: ModelVersion, *, torch_allowed: bool) -> AnyPipeline:
@@ -48,7 +51,8 @@ def load_pipeline(version: ModelVersion, *, torch_allowed: bool) -> AnyPipeline:
         except StartupError:
             raise
         except Exception as error:  # the user's own code may raise anything
-            raise _bad(version, f"can't be built: {_short(error)}") from error
+            what = f"model {version.name}: pipeline {version.config.pipeline} can't be built"
+            raise own_code_failed(what, error) from error
 
 
 def load_object(reference: str, folder: Path, name: str) -> Any:  # noqa: ANN401 - a class or a factory
@@ -69,6 +73,14 @@ def built_in_names() -> list[str]:
     """The pipelines that need no code of the user's."""
     folder = Path(importlib.import_module(BUILT_IN).__path__[0])
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def own_code_failed(what: str, error: Exception) -> StartupError:
+    """`what` failed because the user's own code raised `error`, which may say anything: its words go to the log."""
+    if _torch_refusal(error) is None:  # which has a sentence of its own
+        _log.error("a model's own code failed", what=what, exc_info=error)
+    text = f"{what} ({type(error).__name__}, see the log)"
+    return RepositoryError(text, detail=" ".join(str(error).split())[:300])
 
 
 def _bad(version: ModelVersion, text: str) -> StartupError:
@@ -125,7 +137,7 @@ def _import(module_name: str, folder: Path, name: str) -> ModuleType:
             f"model {name}: {module_name} is neither a file {path.name} in the model's folder nor importable"
         ) from error
     except Exception as error:  # the user's own code may raise anything
-        raise RepositoryError(f"model {name}: {module_name} can't be imported: {_short(error)}") from error
+        raise own_code_failed(f"model {name}: {module_name} can't be imported", error) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -167,6 +179,14 @@ class _TorchRefused(ImportError):
     pass
 
 
+def _torch_refusal(error: BaseException) -> _TorchRefused | None:
+    """The refused import that led to this error, if one did."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, _TorchRefused):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
 class _TorchGuard(importlib.abc.MetaPathFinder):
     """Stands before all other finders while a pipeline is imported and built."""
 
@@ -185,19 +205,13 @@ def _without_torch(version: ModelVersion) -> Iterator[None]:
     try:
         yield
     except StartupError as error:
-        cause = error.__cause__
-        while cause is not None and not isinstance(cause, _TorchRefused):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
+        refusal = _torch_refusal(error)
+        if refusal is None:
             raise
         raise _bad(
             version,
-            f"imports {cause} when it is loaded: the gateway and the pool run it without torch; "
+            f"imports {refusal} when it is loaded: the gateway and the pool run it without torch; "
             "move the import into `normalise` or `head`, which only the worker calls",
         ) from None
     finally:
         sys.meta_path.remove(guard)
-
-
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

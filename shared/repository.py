@@ -113,9 +113,10 @@ class Repository:
         """Read the names and versions from the disk. Whatever is not a model or leads outside is left out."""
         if not self.root.is_dir():
             raise RepositoryError(
-                f"repository: there is no folder {self.root} (set `repository` in headrace.yaml, "
+                "repository: there is no such folder (set `repository` in headrace.yaml, "
                 "or get the default model with `headrace models fetch`)",
                 ExitCode.BAD_SETTINGS,
+                str(self.root),
             )
         try:
             self._table = {
@@ -124,7 +125,7 @@ class Repository:
                 if is_name(folder.name) and _inside(folder, self.root) and (folder / CONFIG_FILE).is_file()
             }
         except OSError as error:
-            raise RepositoryError(f"repository: {error.filename} can't be read: {_reason(error)}") from None
+            raise RepositoryError(f"repository: can't be read: {_reason(error)}", detail=str(error.filename)) from None
 
     def names(self) -> list[str]:
         """All models that have a model.yaml, sorted; also those that have no version yet."""

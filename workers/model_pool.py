@@ -10,7 +10,8 @@ from shared.errors import Code, HeadraceError, StartupError
 from shared.logs import get_logger
 from shared.messages import Failure
 from shared.pipeline import Pipeline
-from workers.backends.base import DeviceLost, Precision, Runner
+from shared.pipeline_loader import own_code_failed
+from workers.backends.base import DeviceLost, NotAsDeclared, Precision, Runner
 from workers.precision import OverflowGuard
 
 _log = get_logger()
@@ -145,17 +146,18 @@ class ModelPool:
         try:
             return self._load(key)
         except StartupError as error:
-            text, code = error.text, Code.NOT_READY
+            code, text, told = Code.NOT_READY, error.text, error.told
         except HeadraceError as error:
-            text, code = error.text, error.code
+            code, text, told = error.code, error.text, error.text
+        except NotAsDeclared as error:
+            code, text, told = Code.NOT_READY, f"model {key.name}: {error}", str(error)
         except DeviceLost as error:
             self._device_lost = error
-            text, code = str(error), Code.NOT_READY
-        except Exception as error:  # noqa: BLE001 - the user's network and pipeline run here; one line for the caller
-            _log.exception("load_failed", model=key.name, version=key.version)
-            text = f"model {key.name} failed its warm-up: {type(error).__name__}: {str(error)[:300]}"
-            code = Code.NOT_READY
-        _log.error("model_not_loaded", model=key.name, version=key.version, reason=text)
+            code, text, told = Code.NOT_READY, f"model {key.name}: the device was lost", str(error)
+        except Exception as error:  # noqa: BLE001 - the user's network and pipeline run here; callers get its type
+            told = str(own_code_failed(f"model {key.name} failed its warm-up", error))
+            code, text = Code.NOT_READY, told
+        _log.error("model_not_loaded", model=key.name, version=key.version, reason=told)
         return Failure(code, text, "load")
 
     def __repr__(self) -> str:

@@ -29,8 +29,12 @@ class OutOfMemory(Exception):
 class LoadFailed(StartupError):
     """A version can't be loaded; one sentence that names the model and what is wrong."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(ExitCode.MODEL_LOAD, text)
+    def __init__(self, text: str, detail: str = "") -> None:
+        super().__init__(ExitCode.MODEL_LOAD, text, detail)
+
+
+class NotAsDeclared(Exception):
+    """A network's outputs are not what its pipeline declares; the sentence is ours, and safe to show."""
 
 
 class Forward(NamedTuple):

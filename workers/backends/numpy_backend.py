@@ -14,7 +14,7 @@ from shared.pipeline import PipelineSpec
 from shared.pipeline_loader import load_object
 from shared.repository import ModelVersion, Repository
 from shared.tensors import DTYPES, Array
-from workers.backends.base import Forward, LoadFailed, Mask, Precision, Runner
+from workers.backends.base import Forward, LoadFailed, Mask, NotAsDeclared, Precision, Runner
 from workers.staging import Inputs
 
 Network = Callable[..., Any]
@@ -32,7 +32,7 @@ class NumpyRunner(Runner):
         self._outputs = spec.outputs
 
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:  # noqa: ARG002 - the port's signature
-        """Rows side by side, one call. Raises ValueError when the outputs are not what the pipeline declares."""
+        """Rows side by side, one call. Raises NotAsDeclared when the outputs are not what the pipeline declares."""
         started_s = now_s()
         inputs = [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in zip(*items, strict=True)]
         copied_s = now_s()
@@ -46,7 +46,7 @@ class NumpyRunner(Runner):
         got = [(output.dtype, output.shape[:1]) for output in outputs]
         declared = [(DTYPES[spec.datatype], (rows,)) for spec in self._outputs]
         if got != declared:
-            raise ValueError(f"the network's outputs are {got}, the pipeline declares {declared}")
+            raise NotAsDeclared(f"the network's outputs are {got}, the pipeline declares {declared}")
 
 
 def load(version: ModelVersion, spec: PipelineSpec) -> NumpyRunner:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shared.logs import get_logger
 from shared.pipeline import Pipeline
-from shared.pipeline_loader import load_object
+from shared.pipeline_loader import load_object, own_code_failed
 from shared.repository import ModelVersion, Repository
 from workers.backends import cpu_graph, examples
 from workers.backends.base import LoadFailed, Precision
@@ -59,8 +59,10 @@ def read_weights(version: ModelVersion) -> dict[str, Tensor]:
 def _read(path: Path, told: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
+    except safetensors.SafetensorError as error:
         raise LoadFailed(f"{told} can't be read as safetensors: {str(error)[:200]}") from None
+    except OSError as error:
+        raise LoadFailed(f"{told} can't be read ({type(error).__name__}, see the log)", str(error)[:200]) from None
 
 
 def _build(version: ModelVersion) -> nn.Module:
@@ -69,10 +71,7 @@ def _build(version: ModelVersion) -> nn.Module:
     try:
         network = factory()
     except Exception as error:  # the factory is the user's own code
-        _log.exception("network_factory_failed", model=version.name)
-        raise LoadFailed(
-            f"model {version.name}: {reference}() failed: {type(error).__name__}: {str(error)[:200]}"
-        ) from error
+        raise own_code_failed(f"model {version.name}: {reference}() failed", error) from error
     if not isinstance(network, nn.Module):
         raise LoadFailed(f"model {version.name}: {reference}() gives {type(network).__name__}, not a torch.nn.Module")
     return network

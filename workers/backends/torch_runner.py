@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shared.clock import now_s
 from shared.pipeline import Pipeline
 from shared.tensors import DTYPES, Array
-from workers.backends.base import DeviceLost, Forward, OutOfMemory, Precision, Runner
+from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
 from workers.staging import Inputs
 
@@ -80,12 +80,12 @@ class TorchRunner(Runner):
     def _check(self, outputs: tuple[Tensor, ...], rows: int) -> None:
         declared = self._pipeline.spec.outputs
         if len(outputs) != len(declared):
-            raise ValueError(f"the model gives {len(outputs)} outputs, its pipeline declares {len(declared)}")
+            raise NotAsDeclared(f"the model gives {len(outputs)} outputs, its pipeline declares {len(declared)}")
         for output, spec in zip(outputs, declared, strict=True):
             shape = tuple(output.shape)
             fits = len(shape) == 1 + len(spec.shape) and shape[0] == rows
             if not fits or any(want not in (-1, have) for want, have in zip(spec.shape, shape[1:], strict=True)):
-                raise ValueError(
+                raise NotAsDeclared(
                     f"output {spec.name} has shape {list(shape)} for {rows} rows, its pipeline declares "
                     f"[rows, {', '.join(map(str, spec.shape))}]"
                 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.errors import ExitCode, StartupError
 from shared.pipeline_loader import built_in_names, load_object, load_pipeline
@@ -153,7 +154,7 @@ def test_what_is_no_pipeline_is_refused(make: Make, pipeline: str, words: str) -
     ("code", "words"),
     [
         ("this is no python\n", "SyntaxError"),
-        ("raise RuntimeError('broken')\n", "RuntimeError: broken"),
+        ("raise RuntimeError('broken')\n", "mine can't be imported (RuntimeError, see the log)"),
         ("import not_installed_anywhere\n", "imports not_installed_anywhere, which is not installed"),
     ],
 )
@@ -162,8 +163,19 @@ def test_a_module_that_cannot_be_imported(make: Make, code: str, words: str) -> 
 
 
 def test_a_constructor_that_raises(make: Make) -> None:
-    error = _refused(make(init="raise KeyError('x')"))
-    assert "can't be built: KeyError: 'x'" in error.text
+    with capture_logs() as logged:
+        error = _refused(make(init="open(folder / 'vocabulary.txt')"))
+    assert error.text == "model m: pipeline mine:Mine can't be built (FileNotFoundError, see the log)"
+    assert "/vocabulary.txt" in error.told, "whoever starts the server may know"
+    (line,) = logged
+    assert isinstance(line["exc_info"], FileNotFoundError)
+
+
+def test_a_repository_that_is_gone_does_not_tell_callers_where_it_was(tmp_path: Path) -> None:
+    with pytest.raises(StartupError) as caught:
+        Repository(tmp_path / "absent")
+    assert str(tmp_path) not in caught.value.text
+    assert caught.value.told.endswith(f": {tmp_path / 'absent'}")
 
 
 def test_a_module_that_failed_is_tried_again(make: Make) -> None:

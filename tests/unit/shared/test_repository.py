@@ -112,7 +112,7 @@ def test_unfinished_and_foreign_folders_are_no_versions(root: Path, add: Add) ->
 
 def test_a_missing_repository_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(
-        RepositoryError, match=r"repository: there is no folder .*`repository` in headrace.yaml"
+        RepositoryError, match=r"repository: there is no such folder .*`repository` in headrace.yaml"
     ) as caught:
         Repository(tmp_path / "none")
     assert caught.value.exit_code == ExitCode.BAD_SETTINGS

@@ -8,7 +8,7 @@ import pytest
 from shared.errors import Code, ExitCode, StartupError, UnknownModel
 from shared.messages import Failure
 from tests.support.worker_parts import FakeRunner, loaded, sequence
-from workers.backends.base import DeviceLost
+from workers.backends.base import DeviceLost, LoadFailed, NotAsDeclared
 from workers.model_pool import Key, LoadedVersion, ModelPool
 
 KEY = Key("toy", "0" * 16)
@@ -45,7 +45,13 @@ def test_a_loaded_version_is_told_once_and_kept() -> None:
     [
         (StartupError(ExitCode.MODEL_LOAD, "weights lack a"), Code.NOT_READY, "weights lack a"),
         (UnknownModel("model x is unknown"), Code.UNKNOWN_MODEL, "model x is unknown"),
-        (ZeroDivisionError("in the network"), Code.NOT_READY, "ZeroDivisionError: in the network"),
+        (NotAsDeclared("2 outputs, not 1"), Code.NOT_READY, "model toy: 2 outputs, not 1"),
+        (LoadFailed("w can't be read", "/secret/w"), Code.NOT_READY, "w can't be read"),
+        (
+            FileNotFoundError(2, "No such file", "/secret/w"),
+            Code.NOT_READY,
+            "model toy failed its warm-up (FileNotFoundError, see the log)",
+        ),
     ],
 )
 def test_a_failed_load_is_an_answer_and_can_be_tried_again(error: Exception, code: Code, words: str) -> None:
@@ -55,7 +61,7 @@ def test_a_failed_load_is_an_answer_and_can_be_tried_again(error: Exception, cod
         ((_, failure),) = awaited(pool)
         assert isinstance(failure, Failure)
         assert (failure.code, failure.stage) == (code, "load")
-        assert words in failure.text
+        assert failure.text == words
         pool.want(KEY)
         assert awaited(pool) == [(KEY, version)]
 

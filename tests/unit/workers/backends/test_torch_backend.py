@@ -15,7 +15,7 @@ from shared.settings import BatchingSettings, Settings
 from shared.tensors import TensorSpec
 from tests.support.worker_parts import ToyPipeline, toy_model
 from workers.backends import torch_device
-from workers.backends.base import OutOfMemory
+from workers.backends.base import NotAsDeclared, OutOfMemory
 from workers.backends.torch_device import TorchDevice
 from workers.backends.torch_runner import TorchRunner
 from workers.loading import Loader, needs_torch, served
@@ -85,7 +85,7 @@ def test_the_users_network_from_the_models_folder_computes_what_it_should(tmp_pa
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("mine:failing", "RuntimeError: no such layer"),
+        ("mine:failing", "mine:failing() failed (RuntimeError, see the log)"),
         ("mine:nothing", "gives int, not a torch.nn.Module"),
         ("mine:networ", "network"),
         ("absent:network", "absent"),
@@ -153,7 +153,9 @@ def test_outputs_that_are_not_what_the_pipeline_declares_fail_the_load(tmp_path:
         {"w.safetensors": weights(nn.Linear(4, 3))},
         CODE,
     )
-    with pytest.raises(ValueError, match=r"output y has shape \[1, 3\] for 1 rows, its pipeline declares \[rows, 4\]"):
+    with pytest.raises(
+        NotAsDeclared, match=r"output y has shape \[1, 3\] for 1 rows, its pipeline declares \[rows, 4\]"
+    ):
         loader(tmp_path).load(Key("toy", version.version))
 
 
