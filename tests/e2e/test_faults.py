@@ -90,7 +90,7 @@ def test_a_killed_supervisor_takes_everything_with_it_and_a_new_start_works_at_o
 
 
 def test_a_stopped_worker_is_found_out_while_nobody_calls(own_site: Site) -> None:
-    rewrite(own_site, worker={"hang_limit_ms": 2000})
+    rewrite(own_site, worker={"count": 1, "hang_limit_ms": 2000})
     with serving(own_site):
         (worker,) = own_site.worker_pids()
         os.kill(worker, signal.SIGSTOP)

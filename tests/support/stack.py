@@ -161,12 +161,14 @@ class Site:
         gateway = {"grpc_address": self.grpc, "http_address": self.http, **groups.pop("gateway", {})}
         pool = {"processes": 2, **groups.pop("pool", {})}
         arena = {"budget_bytes": 64 * 1024 * 1024, **groups.pop("arena", {})}
+        worker = {"count": 1, **groups.pop("worker", {})}  # on a machine with many devices, too
         settings = {
             "repository": str(repository),
             "runtime_dir": str(self.runtime),
             "gateway": gateway,
             "pool": pool,
             "arena": arena,
+            "worker": worker,
             **groups,
         }
         self.config = folder / "headrace.yaml"
@@ -214,6 +216,14 @@ class Site:
     def worker_pids(self) -> list[int]:
         """Process ids of connected workers."""
         return [worker["pid"] for worker in self.debug().get("workers", [])]
+
+    def worker_pid(self, name: str) -> int:
+        """Process id of a connected worker; 0 when it is not there."""
+        return next((worker["pid"] for worker in self.debug().get("workers", []) if worker["worker"] == name), 0)
+
+    def workers_with_models(self) -> int:
+        """Connected workers that have loaded a model."""
+        return sum(1 for worker in self.debug().get("workers", []) if worker["models"])
 
     def gateway_pid(self) -> int:
         """The process that holds the gateway's lock."""
