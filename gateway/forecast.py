@@ -2,7 +2,10 @@
 
 Two stages work side by side, the pool (per item) and the worker (per batch); the longer backlog decides:
 
-    predicted = correction · max(pool backlog, worker backlog + own batch) + own preparation
+    predicted = correction · max(pool backlog, worker backlog) + own preparation and batch
+
+The worker's backlog is what waits of the same model, and what others get meanwhile: their fair share of the time
+(`gateway.fair_share`), but at least the batch that runs. In the pool others are ahead with what holds slots.
 
 `correction` is learned from what really happened: it takes in everything that the model leaves out (other load on the
 same cores, transport, the gateway itself). Refusing costs microseconds; starting what can't finish costs everybody.
@@ -22,6 +25,8 @@ LEAST, MOST = 0.5, 4.0
 FLOOR_S = 0.005
 """Shorter forecasts are mostly noise, and teach nothing."""
 RETRY_MS = (10, 2000)
+FLOODED = 2
+"""Of so many full batches the backlog of a model does not end soon: it takes all of its share, not only what waits."""
 
 
 class Load(Protocol):
@@ -34,6 +39,14 @@ class Load(Protocol):
     @property
     def unprepared_items(self) -> int:
         """Admitted and not yet through a pool process."""
+
+    @property
+    def preparing_rows(self) -> int:
+        """Of these, rows that hold slots, so that a pool process may take them at any time."""
+
+    @property
+    def weight(self) -> float:
+        """Its share of worker time, in relation to other models."""
 
     @property
     def workers(self) -> int:
@@ -63,9 +76,22 @@ class Forecast:
     def predict_s(self, load: Load, rows: int) -> float:
         """Seconds until a request of `rows` rows would be answered, as the model says; not corrected."""
         own_s = load.prepare_s + load.batch_s(min(rows, load.max_rows))
-        pool_s = sum(each.unprepared_items * each.prepare_s for each in self._loads) / self._processes
-        worker_s = sum(_backlog_s(each) for each in self._loads)
-        return max(pool_s, worker_s) + own_s
+        pool_s, ahead_s = load.unprepared_items * load.prepare_s, _backlog_s(load)
+        running_s = later_s = 0.0
+        for other in self._loads:
+            if other is load or not other.rows_in_flight:
+                continue
+            pool_s += min(other.unprepared_items, other.preparing_rows) * other.prepare_s
+            batch_s = other.batch_s(min(other.rows_in_flight, other.max_rows))
+            share_s = ahead_s * other.weight / load.weight
+            if other.rows_in_flight < FLOODED * other.max_rows:
+                running_s = max(running_s, batch_s)
+                later_s += min(_backlog_s(other), share_s)
+            else:  # more of it keeps coming, and of the batch that runs a part is done
+                running_s = max(running_s, batch_s / (1 + other.workers))
+                later_s += share_s
+        worker_s = ahead_s + max(running_s, later_s)
+        return max(pool_s / self._processes, worker_s) + own_s
 
     def check(self, load: Load, rows: int, budget_s: float) -> float:
         """The uncorrected forecast (to `learn` from), when the corrected one is within the budget.

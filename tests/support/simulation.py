@@ -52,6 +52,7 @@ class Ledger:
     def __init__(self) -> None:
         self.served: list[Served] = []
         self.expired: list[int] = []
+        self.refused: list[int] = []
         self.runs: list[Run] = []
         self.wake_ups = 0
         self.idle_while_waiting_s = 0.0
@@ -93,9 +94,12 @@ class Simulation:
         self._arrived_s: dict[int, float] = {}
         self._wake_s = float("inf")
         self.on_done: Callable[[Run], None] = lambda _: None
+        self.on_expired: Callable[[QueuedItem, float], None] = lambda *_: None
+        self.door: Callable[[int, Arrival], bool] = lambda *_: True
+        """Whether the item is let in."""
 
     def run(self, arrivals: Iterable[Arrival]) -> Ledger:
-        """Play all arrivals to the end; each of them is then served or expired."""
+        """Play all arrivals to the end; each of them is then served, expired or refused."""
         for item, arrival in enumerate(arrivals):
             self.arrive(arrival, item)
         now_s = 0.0
@@ -123,6 +127,9 @@ class Simulation:
             self.batcher.add(QueuedItem(item, arrival.key, arrival.rows, deadline_s, now_s, alone=arrival.alone))
 
         def arrived(now_s: float) -> None:
+            if not self.door(item, arrival):
+                self.ledger.refused.append(item)
+                return
             self._preparing[arrival.key.model] = self._preparing.get(arrival.key.model, 0) + arrival.rows
             if self.prepare_s:
                 self._at(now_s + self.prepare_s, prepared)
@@ -132,7 +139,9 @@ class Simulation:
         self._at(arrival.at_s, arrived)
 
     def _pump(self, now_s: float) -> None:
-        self.ledger.expired += [item.item for item in self.batcher.expired(now_s)]
+        for late in self.batcher.expired(now_s):
+            self.ledger.expired.append(late.item)
+            self.on_expired(late, now_s)
         while self._has_room(now_s):
             batch = self.batcher.next_batch(
                 now_s,

@@ -2,8 +2,10 @@
 
 import pytest
 
-from gateway.batcher import Batcher, BatchLimits, QueueKey
+from gateway.batcher import Batcher, BatchLimits, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
+from gateway.forecast import Forecast
+from shared.errors import Overloaded
 from tests.support.simulation import STAGE_LEAD_S, Arrival, Ledger, Run, Simulation, poisson
 
 SIZES = (1, 2)
@@ -97,3 +99,95 @@ def test_with_deadlines_under_overload_both_models_keep_their_half() -> None:
     runs = [run for run in until(ledger, 5.0) if run.started_s > 0.5]
     assert used_s(runs, SLOW) / 4.5 == pytest.approx(0.5, abs=0.05)
     assert used_s(runs, FAST) / 4.5 == pytest.approx(0.5, abs=0.05)
+
+
+# ------------------------------------------------------------------ with the door in front
+
+
+class Gate:
+    """The forecast in front of the simulation, fed as `gateway/flow.py` does."""
+
+    class Load:
+        """One model, as the door sees it."""
+
+        max_rows = SIZES[-1]
+        prepare_s = 0.0
+        unprepared_items = preparing_rows = 0
+        workers = 1
+
+        def __init__(self, key: QueueKey, weight: float) -> None:
+            self.key = key
+            self.weight = weight
+            self.rows_in_flight = 0
+
+        def batch_s(self, rows: int) -> float:
+            return truth(self.key, rows)
+
+    def __init__(self, made: Simulation, *weights: float) -> None:
+        self.loads = {key: self.Load(key, weight) for key, weight in zip((SLOW, FAST), weights, strict=True)}
+        self.forecast = Forecast(1, self.loads.values())
+        self.admitted: dict[int, tuple[Arrival, float]] = {}
+        learn = made.on_done
+
+        def done(run: Run) -> None:
+            learn(run)
+            for served in run.batch.items:
+                arrival, predicted_s = self.left(served.item)
+                self.forecast.learn(predicted_s, run.done_s - arrival.at_s)
+
+        made.on_done = done
+        made.on_expired = self.expired
+        made.door = self.admit
+
+    def admit(self, item: int, arrival: Arrival) -> bool:
+        load = self.loads[arrival.key]
+        try:
+            self.admitted[item] = arrival, self.forecast.check(load, 1, arrival.patience_s)
+        except Overloaded:
+            return False
+        load.rows_in_flight += 1
+        return True
+
+    def expired(self, late: QueuedItem, _now_s: float) -> None:
+        self.left(late.item)
+
+    def left(self, item: int) -> tuple[Arrival, float]:
+        arrival, predicted_s = self.admitted[item]
+        self.loads[arrival.key].rows_in_flight -= 1
+        return arrival, predicted_s
+
+
+def outcomes(ledger: Ledger, first: int, last: int) -> tuple[int, int, int]:
+    """(in time, admitted but late, refused) of the items from `first` to before `last`."""
+    served = [one for one in ledger.served if first <= one.item < last]
+    in_time = sum(one.done_s <= one.deadline_s for one in served)
+    expired = sum(first <= item < last for item in ledger.expired)
+    return in_time, len(served) - in_time + expired, sum(first <= item < last for item in ledger.refused)
+
+
+def test_the_door_lets_a_rare_model_in_while_another_one_is_flooded() -> None:
+    made = simulation()
+    Gate(made, 1.0, 1.0)
+    slow = of(SLOW, poisson(4, rate=100, seconds=20, patience_s=1.0))  # five times what the worker can do
+    fast = of(FAST, poisson(5, rate=30, seconds=20, patience_s=0.25))
+    ledger = made.run(slow + fast)
+    in_time, late, refused = outcomes(ledger, len(slow), len(slow + fast))
+    assert (late, refused) == (0, 0)
+    assert in_time == len(fast)
+    in_time, late, refused = outcomes(ledger, 0, len(slow))
+    assert in_time >= 0.85 * 20 * 20 * (1 - 30 * COST_S[FAST])
+    assert late <= 0.1 * in_time
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0)])
+def test_of_two_flooded_models_each_is_let_in_as_far_as_its_share_goes(weights: tuple[float, float]) -> None:
+    made = simulation(*weights)
+    Gate(made, *weights)
+    slow = of(SLOW, poisson(6, rate=100, seconds=10, patience_s=1.0))
+    fast = of(FAST, poisson(7, rate=3000, seconds=10, patience_s=0.5))
+    ledger = made.run(slow + fast)
+    for key, first, last in ((SLOW, 0, len(slow)), (FAST, len(slow), len(slow + fast))):
+        in_time, _, refused = outcomes(ledger, first, last)
+        peak = 2 / COST_S[key] * 10 * weights[key.model] / sum(weights)
+        assert in_time >= 0.9 * peak
+        assert refused >= 0.7 * (last - first - peak)  # what has no chance is told so at once

@@ -12,10 +12,21 @@ from shared.errors import DeadlineExceeded, Overloaded
 class FakeLoad:
     """A model with a linear cost."""
 
-    def __init__(self, *, prepare_s: float = 0.001, a_s: float = 0.002, b_s: float = 0.001, max_rows: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        prepare_s: float = 0.001,
+        a_s: float = 0.002,
+        b_s: float = 0.001,
+        max_rows: int = 8,
+        weight: float = 1.0,
+    ) -> None:
         self.rows_in_flight = 0
         self.unprepared_items = 0
         self.workers = 1
+        self.preparing_rows = 0
+        self.workers = 1
+        self.weight = weight
         self.prepare_s = prepare_s
         self.max_rows = max_rows
         self._a_s, self._b_s = a_s, b_s
@@ -43,6 +54,54 @@ def test_other_models_are_ahead_too() -> None:
     forecast = Forecast(1, [mine, other])
     other.rows_in_flight = 8
     assert forecast.predict_s(mine, 1) > 0.5
+
+
+def test_a_rare_model_has_only_the_batch_that_runs_ahead_of_it() -> None:
+    rare, flooded = FakeLoad(prepare_s=0.0), FakeLoad(a_s=0.1, b_s=0.0)
+    forecast = Forecast(1, [rare, flooded])
+    flooded.rows_in_flight = 800  # ten seconds
+    assert forecast.predict_s(rare, 1) == pytest.approx(0.05 + 0.003)  # on average it is half done
+    rare.rows_in_flight = 1
+    assert forecast.predict_s(rare, 1) == pytest.approx(0.003 + 0.05 + 0.003)
+    forecast.check(rare, 1, 0.25)
+    flooded.workers = 3
+    assert forecast.predict_s(rare, 1) == pytest.approx(0.003 + 0.025 + 0.003)  # of three the first to be free
+
+
+def test_of_several_flooded_models_one_is_running_and_each_gets_its_share() -> None:
+    mine, heavy, light = FakeLoad(prepare_s=0.0), FakeLoad(a_s=0.1, b_s=0.0, weight=3.0), FakeLoad(a_s=0.05, b_s=0.0)
+    heavy.rows_in_flight = light.rows_in_flight = 800
+    mine.rows_in_flight = 8
+    forecast = Forecast(1, [mine, heavy, light])
+    assert forecast.predict_s(mine, 1) == pytest.approx(0.010 + 0.05 + 0.003)  # the shares of the two are less
+    mine.rows_in_flight = 80
+    assert forecast.predict_s(mine, 1) == pytest.approx(0.100 * (1 + 3 + 1) + 0.003)
+
+
+def test_a_heavier_model_is_held_up_less() -> None:
+    mine, other = FakeLoad(prepare_s=0.0, weight=4.0), FakeLoad(a_s=0.1, b_s=0.0)
+    mine.rows_in_flight = other.rows_in_flight = 80
+    assert Forecast(1, [mine, other]).predict_s(mine, 1) == pytest.approx(0.100 + 0.05 + 0.003)
+    mine.rows_in_flight = 800
+    assert Forecast(1, [mine, other]).predict_s(mine, 1) == pytest.approx(1.000 * 1.25 + 0.003)
+
+
+def test_others_take_no_more_than_what_waits_unless_they_are_flooded() -> None:
+    mine, other = FakeLoad(prepare_s=0.0), FakeLoad()
+    mine.rows_in_flight, other.rows_in_flight = 80, 15
+    forecast = Forecast(1, [mine, other])
+    assert forecast.predict_s(mine, 1) == pytest.approx(0.100 + 0.019 + 0.003)
+    other.rows_in_flight = 16
+    assert forecast.predict_s(mine, 1) == pytest.approx(0.100 + 0.100 + 0.003)
+
+
+def test_in_the_pool_only_what_holds_slots_of_others_is_ahead() -> None:
+    mine, other = FakeLoad(), FakeLoad(prepare_s=0.01)
+    other.rows_in_flight = other.unprepared_items = 1000
+    forecast = Forecast(2, [mine, other])
+    assert forecast.predict_s(mine, 1) == pytest.approx(0.005 + 0.004)  # a batch of the other runs
+    other.preparing_rows = 24
+    assert forecast.predict_s(mine, 1) == pytest.approx(24 * 0.01 / 2 + 0.004)
 
 
 def test_workers_that_have_the_model_share_its_backlog() -> None:
