@@ -13,6 +13,7 @@ from shared.messages import (
     CancelItems,
     FromWorker,
     Hello,
+    KeepModels,
     LoadModel,
     ModelFailed,
     ModelLoaded,
@@ -178,6 +179,8 @@ class WorkerClient:
                 self._tell(lambda events: events.batch_done(worker, message))
             case WorkerReady():
                 worker.ready = True
+                served = [(load.name, load.version) for load in self._models.values()]
+                self._router.send(identity, KeepModels(served))
                 for load in self._models.values():
                     self._router.send(identity, load)
                 self._tell(lambda events: events.worker_greeted(worker))

@@ -12,7 +12,7 @@ import msgspec
 from shared.results import Result
 from shared.tensors import SlotRef, Tensor
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message changes; both sides refuse to talk across versions."""
 
 
@@ -162,6 +162,16 @@ FromPool: TypeAlias = PoolReady | PipelineOpened | PipelineRefused | Prepared | 
 # ------------------------------------------------------------------ gateway → worker
 
 
+class KeepModels(_Message, tag="keep"):
+    """All versions that this gateway serves, right after WorkerReady: the worker forgets those of earlier gateways.
+
+    No answer; a LoadModel for each of them follows.
+    """
+
+    models: list[tuple[str, str]]
+    """Name and version."""
+
+
 class LoadModel(_Message, tag="load"):
     """Load and warm a version (at once when it is loaded already). Answered by ModelLoaded or ModelFailed."""
 
@@ -204,7 +214,7 @@ class CancelItems(_Message, tag="cancel"):
     items: list[int]
 
 
-ToWorker: TypeAlias = LoadModel | UnloadModel | RunBatch | CancelItems | Stop
+ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems | Stop
 
 
 # ------------------------------------------------------------------ worker → gateway

@@ -125,6 +125,11 @@ class ModelPool:
             self._dropped.add(key)
         self._loaded.pop(key, None)
 
+    def keep(self, keys: set[Key]) -> None:
+        """Forget all versions but these; what of them is not loaded yet has to be asked for."""
+        for key in (self._loaded.keys() | self._pending) - keys:
+            self.drop(key)
+
     def close(self, limit_s: float) -> bool:
         """Stop the thread. False when it is still inside a load after `limit_s` seconds."""
         self._closing = True

@@ -13,6 +13,7 @@ from shared.messages import (
     CancelItems,
     Failure,
     FromWorker,
+    KeepModels,
     LoadModel,
     ModelFailed,
     ModelLoaded,
@@ -94,6 +95,8 @@ class Session:
                 # Only what waits can be cancelled; what is answered already must not be remembered for ever.
                 waiting = {item.item for batch in self._batches for item in batch.items}
                 self._cancelled.update(waiting.intersection(items))
+            case KeepModels(models=models):
+                self._pool.keep({Key(name, version) for name, version in models})
             case LoadModel():
                 self._load(message)
             case UnloadModel(model=model):

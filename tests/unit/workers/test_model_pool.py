@@ -93,6 +93,27 @@ def test_dropping_forgets() -> None:
         assert len(awaited(pool)) == 1
 
 
+def test_only_what_is_kept_stays() -> None:
+    old, new, coming = (Key("toy", digit * 16) for digit in "012")
+    go = threading.Event()
+
+    def load(key: Key) -> LoadedVersion:
+        if key == coming:
+            go.wait(LIMIT_S)
+        return loaded(FakeRunner())
+
+    pool = ModelPool(load)
+    for key in (old, new):
+        pool.want(key)
+        awaited(pool)
+    pool.want(coming)
+    pool.keep({new, Key("other", "0" * 16)})
+    go.set()
+    assert awaited(pool) == []
+    assert [key for key in (old, new, coming) if pool.get(key) is not None] == [new]
+    assert pool.close(LIMIT_S)
+
+
 def test_a_device_lost_while_loading_reaches_the_loop() -> None:
     with pool_of(DeviceLost("sticky")) as pool:
         pool.want(KEY)

@@ -11,6 +11,7 @@ from shared.messages import (
     CancelItems,
     Failure,
     FromWorker,
+    KeepModels,
     LoadModel,
     ModelFailed,
     ModelLoaded,
@@ -71,6 +72,7 @@ class Pool:
         self.ready: dict[Key, LoadedVersion] = {}
         self.wanted: list[Key] = []
         self.dropped: list[Key] = []
+        self.kept: set[Key] | None = None
 
     def fileno(self) -> int:
         return 0
@@ -86,6 +88,9 @@ class Pool:
         told = [(key, self.outcomes[key]) for key in dict.fromkeys(keys)]
         self.ready.update({key: outcome for key, outcome in told if isinstance(outcome, LoadedVersion)})
         return told
+
+    def keep(self, keys: set[Key]) -> None:
+        self.kept = keys
 
     def drop(self, key: Key) -> None:
         self.dropped.append(key)
@@ -185,6 +190,12 @@ def test_unload_forgets_the_version_unless_another_number_means_it(arena: TwoSid
     serve(arena, dealer, pool)
     assert pool.dropped == [Key("toy", VERSION)]
     assert codes(dealer.sent[-1]) == {1: Code.NOT_READY}
+
+
+def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: TwoSidedArena) -> None:
+    pool = Pool(loaded(FakeRunner()))
+    serve(arena, Dealer([KeepModels([("toy", VERSION), ("other", "1" * 16)]), LOAD], []), pool)
+    assert pool.kept == {Key("toy", VERSION), Key("other", "1" * 16)}
 
 
 def test_stop_ends_after_the_batch_under_way(arena: TwoSidedArena) -> None:
