@@ -174,6 +174,8 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     settings = settings_loader.load(config).settings
     logs.configure("gateway", settings.log)
     raise_file_limit()
+    if os.geteuid() == 0:
+        logs.get_logger().warning("runs as root: a user of its own is enough, and safer")
     os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
