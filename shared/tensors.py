@@ -6,6 +6,7 @@ Every tensor on the wire has the row count as its first dimension: an image is `
 """
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,8 +39,14 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
 """Datatype names of the Open Inference Protocol → numpy. BF16 is carried as its 16 bits; BYTES as Python bytes."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
-_LENGTH = 4
-"""Bytes before each BYTES element on the wire: its length, little endian."""
+_LENGTH = struct.Struct("<I")
+"""Before each BYTES element on the wire."""
+_NO_LENGTH = 0xFFFFFFFF
+"""A length that some clients write for "none"; never one, since no message is that long."""
+_MANY = 32
+"""Elements from which on a look at all lengths at once is cheaper than a walk."""
+MAX_BYTES_ELEMENTS = 1 << 18
+"""Elements of a BYTES tensor. To find those of different lengths is a loop: about 20 ms for this many."""
 
 
 def datatype_of(array: Array) -> str:
@@ -97,7 +104,9 @@ class RawTensor(NamedTuple):
         view, rows = memoryview(self.data), self.shape[0]
         firsts = [*range(0, rows, most), rows]
         if self.datatype == "BYTES":
-            borders = _element_borders(view, [first * math.prod(self.shape[1:]) for first in firsts])
+            per_row = math.prod(self.shape[1:])
+            places = element_places(view, rows * per_row)
+            borders = [places[first * per_row] for first in firsts]
         else:
             borders = [first * (len(view) // rows) for first in firsts]
         return [
@@ -106,36 +115,66 @@ class RawTensor(NamedTuple):
         ]
 
 
-def _element_borders(data: memoryview, numbers: Sequence[int]) -> list[int]:
-    """Where the BYTES elements `numbers` (rising) begin, their lengths included."""
-    found, place, element = [], 0, 0
-    for number in numbers:
-        while element < number:
-            place += _LENGTH + int.from_bytes(data[place : place + _LENGTH], "little")
-            element += 1
-        found.append(place)
-    return found
+def element_places(data: bytes | memoryview, count: int) -> Sequence[int]:
+    """Where each of exactly `count` BYTES elements begins with its length, and, last, where the data ends.
+
+    The one reader of this form: it trusts nothing and copies nothing. Raises ValueError; its text follows "… has".
+    """
+    if count > MAX_BYTES_ELEMENTS:
+        raise ValueError(f"{count} BYTES elements; at most {MAX_BYTES_ELEMENTS} are allowed")
+    size = len(data)
+    if count >= _MANY and size >= count * _LENGTH.size and size % count == 0:
+        stride = size // count
+        lengths = np.frombuffer(data, np.uint8).reshape(count, stride)[:, : _LENGTH.size]
+        if (lengths == np.frombuffer(_LENGTH.pack(stride - _LENGTH.size), np.uint8)).all():  # all are equally long
+            return range(0, size + 1, stride)
+    read, size_of_length, end, places = _LENGTH.unpack_from, _LENGTH.size, 0, [0]
+    try:  # errors are looked for afterwards: this way the loop is three times as fast
+        for _ in range(count):
+            (length,) = read(data, end)
+            end += size_of_length + length
+            places.append(end)
+    except struct.error:
+        end = -1
+    if end != size:
+        raise ValueError(_broken(data, count))
+    return places
 
 
-def pack_bytes(elements: Iterable[bytes]) -> bytes:
-    """BYTES elements in wire form."""
-    return b"".join(len(element).to_bytes(_LENGTH, "little") + element for element in elements)
+def _broken(data: bytes | memoryview, count: int) -> str:
+    """What is wrong with elements that do not end where their data does."""
+    size, place = len(data), 0
+    for number in range(count):
+        first = place + _LENGTH.size
+        if first > size:
+            return f"{size} bytes of data, which end before the length of element {number} of {count}"
+        length = _LENGTH.unpack_from(data, place)[0]
+        if length == _NO_LENGTH:
+            return f"length 0xFFFFFFFF for element {number}; an empty element has length 0"
+        place = first + length
+        if place > size:
+            return f"length {length} for element {number}, but only {size - first} bytes of data follow"
+    return f"{size} bytes of data, but its {count} BYTES elements end at byte {place}"
+
+
+def element_views(data: bytes | memoryview, count: int) -> list[memoryview]:
+    """Exactly `count` BYTES elements without a copy. Raises ValueError as `element_places`."""
+    view = memoryview(data)
+    return [view[first + _LENGTH.size : end] for first, end in pairwise(element_places(data, count))]
 
 
 def unpack_bytes(data: bytes | memoryview, count: int) -> list[bytes]:
-    """Exactly `count` BYTES elements. Raises ValueError saying at which element the data and its lengths disagree."""
-    view, place = memoryview(data), 0
-    found: list[bytes] = []
-    for number in range(count):
-        end = place + _LENGTH
-        length = int.from_bytes(view[place:end], "little")
-        if end > len(view) or end + length > len(view):
-            raise ValueError(f"element {number} of {count} ends behind the {len(view)} bytes of data")
-        found.append(bytes(view[end : end + length]))
-        place = end + length
-    if place != len(view):
-        raise ValueError(f"{len(view) - place} bytes follow the last of {count} elements")
-    return found
+    """Exactly `count` BYTES elements, copied. Raises ValueError as `element_places`."""
+    return [bytes(element) for element in element_views(data, count)]
+
+
+def pack_bytes(elements: Iterable[bytes | memoryview]) -> bytes:
+    """BYTES elements in wire form."""
+    parts: list[bytes | memoryview] = []
+    for element in elements:
+        parts.append(_LENGTH.pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
 
 
 def wire_bytes(array: Array) -> bytes:

@@ -7,18 +7,18 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from gateway.api import elements
+from gateway.api.elements import Allowance
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import HeadraceError, InvalidInput, TooLarge, UnknownVersion
 from shared.pipeline import RawInput
 from shared.settings import AdmissionSettings
-from shared.tensors import DTYPES, RawTensor, unpack_bytes
+from shared.tensors import DTYPES, RawTensor
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
 _PRINTABLE = re.compile(r"[ -~]{0,128}")
 
-_LENGTH = 4
-"""Bytes of the length before each BYTES element."""
 MAX_TENSORS = 64
 """Tensors of one input; no model of ours takes more, and each costs the gateway time."""
 MAX_RANK = 16
@@ -76,10 +76,10 @@ def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> Inputs:
         )
     found: list[RawInput] = []
     unreadable: dict[int, HeadraceError] = {}
-    nbytes = 0
+    nbytes, allowance = 0, Allowance()
     for index, given in enumerate(request.inputs):
         try:
-            raw, size = _raw_input(given, index)
+            raw, size = _raw_input(given, index, allowance)
         except InvalidInput as error:
             if not request.partial_results or count == 1:
                 raise
@@ -97,14 +97,14 @@ def options(request: pb.PredictRequest) -> dict[str, Any]:
     return {field.name: value for field, value in request.options.ListFields()}
 
 
-def _raw_input(given: pb.Input, index: int) -> tuple[RawInput, int]:
+def _raw_input(given: pb.Input, index: int, allowance: Allowance) -> tuple[RawInput, int]:
     kind = given.WhichOneof("kind")
     if kind == "image":
         data = given.image
     elif kind == "text":
         data = given.text.encode()
     elif kind == "tensors":
-        return _tensors(given.tensors, index)
+        return _tensors(given.tensors, index, allowance)
     else:
         raise InvalidInput(f"inputs[{index}] is empty; set one of image, text or tensors")
     if not data:
@@ -112,7 +112,7 @@ def _raw_input(given: pb.Input, index: int) -> tuple[RawInput, int]:
     return RawInput(kind=kind, data=data), len(data)
 
 
-def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
+def _tensors(given: pb.TensorList, index: int, allowance: Allowance) -> tuple[RawInput, int]:
     count = len(given.tensors)
     if not 1 <= count <= MAX_TENSORS:
         raise InvalidInput(f"inputs[{index}].tensors has {count} tensors; an input has 1..{MAX_TENSORS}")
@@ -120,7 +120,7 @@ def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
     tensors: list[RawTensor] = []
     nbytes = 0
     for number, one in enumerate(given.tensors):
-        tensor, size = _tensor(one, f"inputs[{index}].tensors[{number}]")
+        tensor, size = _tensor(one, f"inputs[{index}].tensors[{number}]", allowance)
         if tensor.name in names:
             raise InvalidInput(f"inputs[{index}].tensors has the name {shown(tensor.name)} twice")
         names.add(tensor.name)
@@ -129,7 +129,7 @@ def _tensors(given: pb.TensorList, index: int) -> tuple[RawInput, int]:
     return RawInput(kind="tensors", tensors=tuple(tensors)), nbytes
 
 
-def _tensor(given: pb.Tensor, where: str) -> tuple[RawTensor, int]:
+def _tensor(given: pb.Tensor, where: str, allowance: Allowance) -> tuple[RawTensor, int]:
     if not _MODEL.fullmatch(given.name):
         raise InvalidInput(
             f"{where}.name is {shown(given.name)}: a name has 1..128 characters of A-Z a-z 0-9 . _ - "
@@ -144,22 +144,11 @@ def _tensor(given: pb.Tensor, where: str) -> tuple[RawTensor, int]:
     if min(shape) < 0:
         raise InvalidInput(f"{where}.shape is {list(shape)}; no dimension may be negative")
     data = given.data
+    count = math.prod(shape)
+    expected = count * dtype.itemsize
     if given.datatype == "BYTES":
-        return _bytes_tensor(given, shape, where), len(data)
-    expected = math.prod(shape) * dtype.itemsize
-    if len(data) != expected:
+        allowance.take(where, count)
+        elements.check(f"{where}.data", data, count)
+    elif len(data) != expected:
         raise InvalidInput(f"{where}.data has {len(data)} bytes; {given.datatype} {list(shape)} needs {expected}")
     return RawTensor(given.name, given.datatype, shape, data), len(data)
-
-
-def _bytes_tensor(given: pb.Tensor, shape: tuple[int, ...], where: str) -> RawTensor:
-    count = math.prod(shape)
-    if count * _LENGTH > len(given.data):  # before anything of that size is built
-        raise InvalidInput(
-            f"{where}.data has {len(given.data)} bytes; BYTES {list(shape)} needs {count * _LENGTH} or more"
-        )
-    try:
-        unpack_bytes(given.data, count)
-    except ValueError as error:
-        raise InvalidInput(f"{where}.data: {error}") from None
-    return RawTensor(given.name, "BYTES", shape, given.data)

@@ -12,11 +12,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from gateway.api.open_inference.datatypes import pack_bytes
 from gateway.api.open_inference.grpc_wire import MAX_FIELDS
 from protos.inference import grpc_service_pb2 as pb
 from protos.inference import grpc_service_pb2_grpc as pb_grpc
 from shared.errors import Overloaded
+from shared.tensors import pack_bytes
 from tests.support.fake_flow import VERSION, settings
 from tests.support.open_inference_parts import Stack
 

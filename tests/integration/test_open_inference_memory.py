@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.api.open_inference.datatypes import pack_bytes
 from gateway.state import ModelState
 from protos.inference import grpc_service_pb2 as pb
 from protos.inference import grpc_service_pb2_grpc as pb_grpc
 from shared.errors import UnknownModel
+from shared.tensors import pack_bytes
 from tests.support.fake_flow import VERSION, settings
 from tests.support.open_inference_parts import Stack
 

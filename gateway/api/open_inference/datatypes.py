@@ -1,4 +1,4 @@
-"""The protocol's datatypes: sizes, the raw form of BYTES, typed values → raw form. Pure; used by both codecs.
+"""The protocol's datatypes: sizes, typed values → raw form. Pure; used by both codecs.
 
 Nothing here trusts a number: a dimension is looked at before it is multiplied, products are Python integers that
 can't wrap, and typed values out of their datatype's range are refused instead of cut. Every refusal is an
@@ -6,14 +6,15 @@ InvalidInput that names the tensor and both numbers. `where` begins the sentence
 """
 
 import math
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gateway.api import elements
 from gateway.api.parse import shown
 from shared.errors import InvalidInput
+from shared.tensors import pack_bytes
 
 BYTES = "BYTES"
 _SIZES = {
@@ -56,11 +57,6 @@ _INTEGERS = {f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)} | 
 
 MAX_RANK = 16
 """Dimensions of a tensor; bounds the product's length before it is computed."""
-MAX_BYTES_ELEMENTS = 1 << 18
-"""Elements of a BYTES tensor. Finding their borders is a loop in the gateway, about 80 ms for this many."""
-_PREFIX = struct.Struct("<I")
-_NO_LENGTH = 0xFFFFFFFF
-"""A length that some clients write for "none"; never one, since no message is that long."""
 
 
 def check_datatype(where: str, datatype: str) -> None:
@@ -91,55 +87,12 @@ def nbytes(datatype: str, shape: Sequence[int]) -> int:
 
 def check_data(where: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> None:
     """The raw form has exactly the bytes that datatype and shape need. Raises InvalidInput."""
-    elements = count(where, shape)
     if datatype == BYTES:
-        borders(where, data, elements)
+        elements.check(where, data, count(where, shape))
         return
-    need = elements * _SIZES[datatype]
+    need = count(where, shape) * _SIZES[datatype]
     if len(data) != need:
         raise InvalidInput(f"{where} has {len(data)} bytes of data; {datatype} {shape_text(shape)} needs {need}")
-
-
-def borders(where: str, data: bytes | memoryview, elements: int) -> list[tuple[int, int]]:
-    """First and last (exclusive) byte of each element of a raw BYTES tensor. Raises InvalidInput."""
-    if elements > MAX_BYTES_ELEMENTS:
-        raise InvalidInput(f"{where} has {elements} BYTES elements; at most {MAX_BYTES_ELEMENTS} are allowed")
-    size = len(data)
-    found: list[tuple[int, int]] = []
-    read, place = _PREFIX.unpack_from, 0
-    for number in range(elements):
-        first = place + 4
-        if first > size:
-            raise InvalidInput(
-                f"{where} has {size} bytes of data, which end before the length of element {number} of {elements}"
-            )
-        length = read(data, place)[0]
-        if length == _NO_LENGTH:
-            raise InvalidInput(f"{where} has length 0xFFFFFFFF for element {number}; an empty element has length 0")
-        place = first + length
-        if place > size:
-            raise InvalidInput(
-                f"{where} has length {length} for element {number}, but only {size - first} bytes of data follow"
-            )
-        found.append((first, place))
-    if place != size:
-        raise InvalidInput(f"{where} has {size} bytes of data, but its {elements} BYTES elements end at byte {place}")
-    return found
-
-
-def unpack_bytes(where: str, data: bytes | memoryview, elements: int) -> list[memoryview]:
-    """The elements of a raw BYTES tensor as views, without a copy. Raises InvalidInput."""
-    view = memoryview(data)
-    return [view[first:last] for first, last in borders(where, data, elements)]
-
-
-def pack_bytes(elements: Iterable[bytes | memoryview]) -> bytes:
-    """BYTES elements in raw form."""
-    parts: list[bytes | memoryview] = []
-    for element in elements:
-        parts.append(_PREFIX.pack(len(element)))
-        parts.append(element)
-    return b"".join(parts)
 
 
 def pack(where: str, datatype: str, values: Sequence[Any]) -> bytes:

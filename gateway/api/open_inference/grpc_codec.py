@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+from gateway.api.elements import Allowance
 from gateway.api.open_inference import datatypes, grpc_wire
 from gateway.api.open_inference.grpc_wire import Received
 from gateway.api.open_inference.model import (
@@ -106,19 +107,20 @@ def _inputs(given: Iterable[_Input], raw: list[memoryview]) -> list[InferInput]:
             f"the request has {len(raw)} raw_input_contents for {len(in_message)} inputs that are not in shared "
             "memory; one for each is needed, in their order"
         )
+    allowance = Allowance()
     for number, one in enumerate(given):
         if one.HasField("contents") and (raw or REGION in found[number].parameters):
             other = "raw_input_contents" if raw else "shared memory"
             raise InvalidInput(f"input {shown(one.name)} has contents although the request uses {other}")
         if not raw and REGION not in found[number].parameters:
-            found[number] = found[number]._replace(data=_typed(one))
+            found[number] = found[number]._replace(data=_typed(one, allowance))
     if raw:
         for number, data in zip(in_message, raw, strict=True):
             found[number] = found[number]._replace(data=data)
     return found
 
 
-def _typed(given: _Input) -> bytes:
+def _typed(given: _Input, allowance: Allowance) -> bytes:
     """Typed contents in raw form."""
     where = f"input {shown(given.name)}"
     if not given.HasField("contents"):
@@ -131,7 +133,10 @@ def _typed(given: _Input) -> bytes:
     if used not in ([field], []):
         wrong = next(name for name in used if name != field)
         raise InvalidInput(f"{where} has values in {wrong}; the values of {given.datatype} belong in {field}")
-    return datatypes.pack(where, given.datatype, getattr(given.contents, field))
+    values = getattr(given.contents, field)
+    if given.datatype == datatypes.BYTES:
+        allowance.take(where, len(values))
+    return datatypes.pack(where, given.datatype, values)
 
 
 def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> Parameters:

@@ -1,8 +1,11 @@
 """A request's input tensors, checked against what the model declares → the flow's inputs. No payload is copied."""
 
 import collections
+import math
 from collections.abc import Callable
 
+from gateway.api import elements
+from gateway.api.elements import Allowance
 from gateway.api.open_inference import datatypes
 from gateway.api.open_inference.model import InferInput, InferRequest
 from gateway.api.open_inference.models import ModelView, Served
@@ -22,12 +25,17 @@ def raw_inputs(
     """All declared inputs, once each, with one row count. Raises InvalidInput, or TooLarge naming the setting."""
     ordered = _ordered(model, view, request.inputs)
     rows: int | None = None
+    allowance = Allowance()
     tensors: list[RawTensor] = []
     for spec, given in zip(view.inputs, ordered, strict=True):
         where = f"input {shown(given.name)}"
         _check_declared(where, model, spec, given)
         rows = _check_rows(where, rows, given, limits)
-        fixed = None if given.datatype == datatypes.BYTES else datatypes.nbytes(given.datatype, given.shape)
+        fixed = None
+        if given.datatype == datatypes.BYTES:
+            allowance.take(where, math.prod(given.shape))
+        else:
+            fixed = datatypes.nbytes(given.datatype, given.shape)
         data = data_of(where, given, fixed)
         datatypes.check_data(where, given.datatype, given.shape, data)
         tensors.append(RawTensor(given.name, given.datatype, given.shape, data))
@@ -88,13 +96,13 @@ def _encoded(model: Served, tensor: RawTensor, limits: AdmissionSettings) -> lis
     rows, most = tensor.shape[0], limits.max_inputs_per_request
     if rows > most:
         raise TooLarge(f"{where} has {rows} rows; the limit is {most} (admission.max_inputs_per_request)")
-    elements = datatypes.unpack_bytes(where, tensor.data, rows)
-    for number, element in enumerate(elements):
+    encoded = elements.views(where, tensor.data, rows)
+    for number, element in enumerate(encoded):
         if not len(element):
             raise InvalidInput(f"{where}: element {number} has 0 bytes; at least 1 is needed")
         if model.spec.kind == "text":
             _check_text(where, number, element)
-    return [RawInput(kind=model.spec.kind, data=element) for element in elements]
+    return [RawInput(kind=model.spec.kind, data=element) for element in encoded]
 
 
 def _check_text(where: str, number: int, element: memoryview) -> None:

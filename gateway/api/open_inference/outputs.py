@@ -10,7 +10,7 @@ from gateway.api.parse import shown
 from gateway.request import Answer
 from shared.errors import HeadraceError, InternalFault, InvalidInput
 from shared.results import Classification, Embedding, Tensors, Text
-from shared.tensors import DTYPES, Array, RawTensor
+from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, Array, RawTensor, pack_bytes
 
 CLASSIFICATION = "classification"
 """Parameter of a requested output: how many classes of each row to answer as text "value:index[:label]"."""
@@ -63,7 +63,7 @@ def _tensors(model: Served, answer: Answer) -> list[RawTensor]:
         return [RawTensor(name, "FP32", (len(vectors), len(vectors[0])), np.array(vectors, "<f4").tobytes())]
     if isinstance(first, Text):
         texts = [result.text.encode() for result in results if isinstance(result, Text)]
-        return [RawTensor(name, datatypes.BYTES, (len(texts), 1), datatypes.pack_bytes(texts))]
+        return [RawTensor(name, datatypes.BYTES, (len(texts), 1), pack_bytes(texts))]
     raise InvalidInput(
         f"model {shown(model.name)} answers {type(first).__name__.lower()}, which has no tensor form: "
         "use headrace.v1.Inference"
@@ -92,7 +92,7 @@ def _classification(results: list[Classification]) -> list[RawTensor]:
     return [
         RawTensor(SCORES, "FP32", shape, np.array([label.score for label in labels], "<f4").tobytes()),
         RawTensor(CLASSES, "INT32", shape, np.array([label.index for label in labels], "<i4").tobytes()),
-        RawTensor(LABELS, datatypes.BYTES, shape, datatypes.pack_bytes(label.name.encode() for label in labels)),
+        RawTensor(LABELS, datatypes.BYTES, shape, pack_bytes(label.name.encode() for label in labels)),
     ]
 
 
@@ -109,10 +109,10 @@ def _classes(model: Served, answer: Answer, tensor: RawTensor, k: int) -> RawTen
         return RawTensor(tensor.name, datatypes.BYTES, (rows, len(texts) // rows), _packed(texts))
     values = _numbers(tensor).reshape(rows, -1)
     k = min(k, values.shape[1])
-    if rows * k > datatypes.MAX_BYTES_ELEMENTS:
+    if rows * k > MAX_BYTES_ELEMENTS:
         raise InvalidInput(
             f"output {shown(tensor.name)}: {rows} rows of {k} classes are asked for; "
-            f"at most {datatypes.MAX_BYTES_ELEMENTS} classes are given in one answer"
+            f"at most {MAX_BYTES_ELEMENTS} classes are given in one answer"
         )
     labels = model.pipeline.labels if len(model.pipeline.labels) == values.shape[1] else ()
     texts = []
@@ -125,7 +125,7 @@ def _classes(model: Served, answer: Answer, tensor: RawTensor, k: int) -> RawTen
 
 
 def _packed(texts: list[str]) -> bytes:
-    return datatypes.pack_bytes(text.encode() for text in texts)
+    return pack_bytes(text.encode() for text in texts)
 
 
 def _numbers(tensor: RawTensor) -> Array:

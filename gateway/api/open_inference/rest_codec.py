@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.api.open_inference import rest_values
+from gateway.api.elements import Allowance
+from gateway.api.open_inference import datatypes, rest_values
 from gateway.api.open_inference.model import (
     InferInput,
     InferRequest,
@@ -145,7 +146,7 @@ def _checked(parameters: Parameters, where: str) -> Parameters:
 
 def _inputs(given: list[_Input], raw: memoryview, *, framed: bool) -> list[InferInput]:
     inputs: list[InferInput] = []
-    at = 0
+    at, allowance = 0, Allowance()
     for one in given:
         parameters, shape = _checked(one.parameters, f"input {shown(one.name)}"), tuple(one.shape)
         size = parameters.pop(_SIZE, None)
@@ -159,7 +160,7 @@ def _inputs(given: list[_Input], raw: memoryview, *, framed: bool) -> list[Infer
             data: bytes | memoryview = raw[at:end]
             at = end
         else:
-            data = _listed(one, shape)
+            data = _listed(one, shape, allowance)
         inputs.append(InferInput(one.name, one.datatype, shape, data, parameters))
     if at != len(raw):
         raise InvalidInput(f"{len(raw)} bytes follow the JSON, and the inputs' binary_data_size add up to {at}")
@@ -179,8 +180,11 @@ def _size(given: _Input, size: Parameter, *, framed: bool) -> int:
     return size
 
 
-def _listed(given: _Input, shape: tuple[int, ...]) -> bytes:
+def _listed(given: _Input, shape: tuple[int, ...], allowance: Allowance) -> bytes:
     if given.data:
+        if given.datatype == datatypes.BYTES:
+            where = f"input {shown(given.name)}"
+            allowance.take(where, datatypes.count(where, shape))
         return rest_values.to_raw(given.data, given.name, given.datatype, shape)
     if REGION in given.parameters:
         return b""  # its bytes lie in shared memory

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gateway.api import elements
 from gateway.api.open_inference import datatypes
 from gateway.api.open_inference.model import InferOutput
 from gateway.api.parse import shown
@@ -97,7 +98,7 @@ def from_raw(output: InferOutput) -> list[Any]:
 
 def _texts(output: InferOutput, where: str) -> list[str]:
     texts: list[str] = []
-    for element in datatypes.unpack_bytes(where, output.data, datatypes.count(where, output.shape)):
+    for element in elements.views(where, output.data, datatypes.count(where, output.shape)):
         try:
             texts.append(str(element, "utf-8"))
         except UnicodeDecodeError:

@@ -1,10 +1,12 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api import parse
+from gateway.api import elements, parse
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import CallerFault, InvalidInput, TooLarge, UnknownVersion
 from shared.settings import AdmissionSettings
@@ -100,9 +102,15 @@ def test_too_many_inputs_name_limit_and_setting() -> None:
         (tensor(name=""), r"tensors\[0\]\.name is ''"),
         (tensor(datatype="fp32"), r"datatype is 'fp32'; known: BOOL, .*FP64"),
         (tensor(datatype="COMPLEX"), r"datatype is 'COMPLEX'"),
-        (tensor(datatype="BYTES", shape=(1, 1), data=b"\x05\0\0\0ab"), r"data: element 0 of 1 ends behind the 6 bytes"),
-        (tensor(datatype="BYTES", shape=(1, 1), data=b"\0" * 5), r"data: 1 bytes follow the last of 1 elements"),
-        (tensor(datatype="BYTES", shape=(2**62,), data=b""), r"BYTES \[4611686018427387904\] needs"),
+        (
+            tensor(datatype="BYTES", shape=(1, 1), data=b"\x05\0\0\0ab"),
+            r"data has length 5 for element 0, but only 2 bytes",
+        ),
+        (tensor(datatype="BYTES", shape=(1, 1), data=b"\0" * 5), r"data has 5 bytes of data, but its 1 BYTES elements"),
+        (
+            tensor(datatype="BYTES", shape=(2**62,), data=b""),
+            r"has 4611686018427387904 BYTES elements; a request may have at most 262144",
+        ),
         (tensor(shape=()), r"shape has 0 dimensions; allowed are 1\.\.16"),
         (tensor(shape=(1,) * 17), r"shape has 17 dimensions"),
         (tensor(shape=(-1, 2)), r"shape is \[-1, 2\]; no dimension may be negative"),
@@ -117,6 +125,18 @@ def test_refuses_an_input_and_names_it(given: pb.Input, text: str) -> None:
         inputs(image(), given)
 
     assert len(caught.value.text) < 1000
+
+
+@pytest.mark.parametrize("counts", [(4_000_000,), (200_000, 100_000)], ids=["in one tensor", "in two inputs"])
+def test_a_request_has_so_many_bytes_elements_that_looking_at_them_takes_no_time(counts: tuple[int, ...]) -> None:
+    given = [tensor(datatype="BYTES", shape=(count,), data=bytes(4 * count)) for count in counts]
+    text = rf"tensors\[0\] has {counts[-1]} BYTES elements.*; a request may have at most 262144"
+    with (
+        mock.patch.object(elements, "element_places", wraps=elements.element_places) as walk,
+        pytest.raises(InvalidInput, match=text),
+    ):
+        inputs(*given)
+    assert walk.call_count == len(counts) - 1
 
 
 def test_refuses_a_tensor_name_given_twice() -> None:

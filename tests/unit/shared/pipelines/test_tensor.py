@@ -2,8 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.errors import InvalidInput, StartupError
 from shared.pipeline import Options, RawInput
@@ -76,20 +74,6 @@ def test_declarations_are_checked() -> None:
         pipeline(DeclaredTensor(name="a", datatype="FLOAT", shape=(1,)))
     with pytest.raises(StartupError, match="declares a name twice: a, a"):
         pipeline(A, A)
-
-
-@given(st.lists(st.binary(max_size=20), max_size=20))
-def test_bytes_wire_form_round_trips(elements: list[bytes]) -> None:
-    assert unpack_bytes(pack_bytes(elements), len(elements)) == elements
-
-
-@given(st.binary(max_size=60), st.integers(0, 10))
-def test_any_bytes_are_elements_or_a_clean_error(data: bytes, count: int) -> None:
-    try:
-        elements = unpack_bytes(data, count)
-    except ValueError:
-        return
-    assert pack_bytes(elements) == data
 
 
 def test_rows_of_a_fixed_size_tensor_are_views() -> None:

@@ -1,7 +1,6 @@
-"""Sizes, BYTES borders and typed values, held against numpy and against a second, naive reader."""
+"""Sizes and typed values, held against numpy."""
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.open_inference import datatypes
-from gateway.api.open_inference.datatypes import MAX_BYTES_ELEMENTS, MAX_RANK
+from gateway.api.open_inference.datatypes import MAX_RANK
 from shared.errors import InvalidInput
 from shared.tensors import DTYPES
 
@@ -66,76 +65,6 @@ def test_products_do_not_wrap() -> None:
 def test_a_shape_in_a_sentence_is_short() -> None:
     assert datatypes.shape_text([1, 16]) == "[1, 16]"
     assert len(datatypes.shape_text([2**62] * 100_000)) <= 101
-
-
-# ---------------------------------------------------------------- BYTES
-
-
-def naive(data: bytes, elements: int) -> list[bytes] | None:
-    """The format's definition, read by slicing; None where it is broken."""
-    found = []
-    for _ in range(elements):
-        prefix, data = data[:4], data[4:]
-        if len(prefix) < 4:
-            return None
-        (length,) = struct.unpack("<I", prefix)
-        if length > len(data):
-            return None
-        found.append(data[:length])
-        data = data[length:]
-    return None if data else found
-
-
-@given(st.lists(st.binary(max_size=20), max_size=20))
-def test_packed_elements_come_back(elements: list[bytes]) -> None:
-    raw = datatypes.pack_bytes(elements)
-
-    assert [bytes(one) for one in datatypes.unpack_bytes(WHERE, raw, len(elements))] == elements
-    assert len(raw) == sum(4 + len(one) for one in elements)
-
-
-@given(st.data())
-def test_damaged_bytes_are_refused_when_and_only_when_the_naive_reader_gives_up(data: st.DataObject) -> None:
-    elements = data.draw(st.lists(st.binary(max_size=6), max_size=5))
-    raw = bytearray(datatypes.pack_bytes(elements))
-    for _ in range(data.draw(st.integers(0, 3))):
-        if raw:
-            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from([0, 1, 2, 3, 5, 127, 255]))
-    cut = data.draw(st.integers(0, len(raw)))
-    sent = bytes(raw[:cut]) + data.draw(st.binary(max_size=3))
-    count = data.draw(st.integers(0, 6))
-
-    want = naive(sent, count)
-    got, refusal = attempt(lambda: [bytes(one) for one in datatypes.unpack_bytes(WHERE, memoryview(sent), count)])
-
-    assert got == want
-    assert refusal.startswith(WHERE) == (want is None)
-    if want is not None:
-        assert datatypes.pack_bytes(want) == sent
-
-
-@given(st.binary(max_size=40), st.integers(0, 10))
-def test_any_bytes_at_all_are_read_as_the_naive_reader_does(sent: bytes, count: int) -> None:
-    got, _ = attempt(lambda: [bytes(one) for one in datatypes.unpack_bytes(WHERE, sent, count)])
-    assert got == naive(sent, count)
-
-
-@pytest.mark.parametrize(
-    ("raw", "count", "part"),
-    [
-        (b"", 1, "0 bytes of data, which end before the length of element 0 of 1"),
-        (b"\1\0\0", 1, "3 bytes of data"),
-        (b"\5\0\0\0abc", 1, "length 5 for element 0, but only 3 bytes"),
-        (b"\xff\xff\xff\xff", 1, "0xFFFFFFFF"),
-        (b"\0\0\0\0x", 1, "5 bytes of data, but its 1 BYTES elements end at byte 4"),
-        (b"\0\0\0\0", 0, "4 bytes of data, but its 0 BYTES elements"),
-        (b"", MAX_BYTES_ELEMENTS + 1, str(MAX_BYTES_ELEMENTS)),
-    ],
-)
-def test_the_sentence_says_where_bytes_are_broken(raw: bytes, count: int, part: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        datatypes.borders(WHERE, raw, count)
-    assert part in caught.value.text
 
 
 # ---------------------------------------------------------------- typed values

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.open_inference import grpc_codec
-from gateway.api.open_inference.datatypes import pack_bytes
 from gateway.api.open_inference.grpc_wire import Received
 from gateway.api.open_inference.model import InferOutput, InferRequest, InferResponse
 from protos.inference import grpc_service_pb2 as pb
 from shared.errors import InvalidInput
-from shared.tensors import DTYPES
+from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, pack_bytes
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -73,6 +72,13 @@ def test_typed_bytes_get_their_lengths(elements: list[bytes]) -> None:
     request = decoded(Input(name="x", datatype="BYTES", shape=[len(elements)], contents=contents))
 
     assert request.inputs[0].data == pack_bytes(elements)
+
+
+def test_typed_bytes_of_all_inputs_together_have_a_limit() -> None:
+    half = Input(name="x", datatype="BYTES", contents=Contents(bytes_contents=[b""] * (MAX_BYTES_ELEMENTS // 2 + 1)))
+    assert decoded(half)
+    with pytest.raises(InvalidInput, match=r"131073 BYTES elements after 131073 .*; a request may have at most 262144"):
+        decoded(half, half)
 
 
 @pytest.mark.parametrize(("datatype", "value"), [("UINT8", 256), ("INT8", -129), ("UINT16", 65536), ("INT16", 32768)])

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.open_inference import grpc_codec, grpc_wire
-from gateway.api.open_inference.datatypes import NAMES, pack_bytes
+from gateway.api.open_inference.datatypes import NAMES
 from gateway.api.open_inference.infer import log_id
 from gateway.request import StageTimes
 from protos.inference import grpc_service_pb2 as pb
 from shared.clock import now_s
 from shared.errors import Code, DeadlineExceeded, HeadraceError
-from shared.tensors import DTYPES
+from shared.tensors import DTYPES, pack_bytes
 from tests.support.open_inference_parts import Stack
 
 STACK = Stack()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gateway.api.open_inference.datatypes import pack_bytes
 from gateway.api.open_inference.inputs import raw_inputs
 from gateway.api.open_inference.model import InferInput, InferRequest
 from gateway.api.open_inference.models import Served, view_of
@@ -15,8 +14,8 @@ from shared.errors import InvalidInput, TooLarge
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
 from shared.results import Result, Text
 from shared.settings import AdmissionSettings
-from shared.tensors import Array, TensorSpec
-from tests.support.open_inference_parts import LIMITS, classifier, identity_models
+from shared.tensors import Array, TensorSpec, pack_bytes
+from tests.support.open_inference_parts import LIMITS, classifier, declared, identity_models, tensor_model
 
 LIMIT = AdmissionSettings(max_inputs_per_request=3, max_rows=5)
 MODELS: dict[str, Served] = {model.name: model for model in identity_models()}
@@ -85,6 +84,13 @@ def test_empty_elements_and_too_many_of_them() -> None:
         checked(classifier(), encoded("image", b"one", b""))
     with pytest.raises(TooLarge, match=r"4 rows; the limit is 3 \(admission\.max_inputs_per_request\)"):
         checked(classifier(), encoded("image", *[b"x"] * 4))
+
+
+def test_bytes_of_all_inputs_together_have_a_limit() -> None:
+    model = tensor_model("m", [declared(name, "BYTES", -1) for name in "ab"], [declared("y", "FP32", 1)])
+    first, second = (InferInput(name, "BYTES", (1, 200_000), bytes(800_000), {}) for name in "ab")
+    with pytest.raises(InvalidInput, match=r"'b' has 200000 BYTES elements after 200000 .* at most 262144"):
+        checked(model, first, second)
 
 
 def test_all_inputs_have_one_row_count_within_the_limit() -> None:

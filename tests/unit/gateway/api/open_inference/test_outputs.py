@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.open_inference import datatypes, outputs
+from gateway.api.open_inference import outputs
 from gateway.api.open_inference.model import InferOutput, InferRequestedOutput
 from gateway.api.open_inference.models import view_of
 from gateway.request import Answer
 from gateway.served import ServedModel
 from shared.errors import HeadraceError, InvalidInput, NonfiniteOutput
 from shared.results import Detections, Embedding, Result, Tensors, Text
-from shared.tensors import DTYPES, Tensor
+from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, Tensor, element_views, pack_bytes
 from tests.support.open_inference_parts import classifier, declared, tensor_model
 
 
@@ -33,7 +33,7 @@ def tensor(array: Any, datatype: str = "FP32") -> Tensors:  # noqa: ANN401 - any
 
 def classes(found: InferOutput) -> list[list[str]]:
     rows, k = found.shape
-    texts = [str(one, "utf-8") for one in datatypes.unpack_bytes("y", found.data, rows * k)]
+    texts = [str(one, "utf-8") for one in element_views(found.data, rows * k)]
     return [texts[row * k : (row + 1) * k] for row in range(rows)]
 
 
@@ -67,7 +67,7 @@ def test_texts_embeddings_and_what_has_no_tensor_form() -> None:
     (texts,) = outputs.selected(model_of("BYTES"), answer(Text("é")), [])
 
     assert (vectors.name, vectors.shape) == ("y", (2, 2))
-    assert (texts.shape, texts.data) == ((1, 1), datatypes.pack_bytes(["é".encode()]))
+    assert (texts.shape, texts.data) == ((1, 1), pack_bytes(["é".encode()]))
     with pytest.raises(InvalidInput, match=r"headrace\.v1\.Inference"):
         outputs.selected(model_of("FP32"), answer(Detections([], 1, 1)), [])
 
@@ -107,7 +107,7 @@ def test_a_row_is_all_its_elements() -> None:
 
 
 def test_an_answer_of_too_many_classes_is_refused() -> None:
-    rows = datatypes.MAX_BYTES_ELEMENTS // 2 + 1
+    rows = MAX_BYTES_ELEMENTS // 2 + 1
     with pytest.raises(InvalidInput, match=f"{rows} rows of 2 classes"):
         best(model_of("INT8"), tensor(np.zeros((rows, 2)), "INT8"), 2)
 

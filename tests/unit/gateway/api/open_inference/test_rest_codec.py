@@ -154,6 +154,12 @@ def test_binary_sizes_have_to_add_up_to_the_body(raw: bytes, size: object, sente
         decoded(whole, header)
 
 
+def test_texts_of_all_inputs_together_have_a_limit() -> None:
+    half = {"name": "x", "datatype": "BYTES", "shape": [131073], "data": [""] * 131073}
+    with pytest.raises(InvalidInput, match=r"131073 BYTES elements after 131073 .*; a request may have at most 262144"):
+        decoded(body(inputs=[half, half]))
+
+
 def test_a_binary_size_without_the_header_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the request has no header Inference-Header-Content-Length"):
         decoded(body(inputs=[BINARY]))
