@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import psutil
 
 from bench import perf_analyzer
 from bench.contestants import ROOT, Contestant, echo, headrace, real_repository
@@ -35,6 +36,11 @@ LARGE_FLOATS = 150_528  # 3 × 224 × 224
 IN_FLIGHT = (1, 4, 16, 64)
 WINDOW_MS = 1_300
 WINDOWS = 3  # perf_analyzer reports nothing from fewer
+DISTURBED_CORES = 0.15
+"""What other processes may use of the machine while a line is measured; above, it is measured again."""
+TRIES = 3
+NO_MORE_TRIES_S = 200
+"""After the start: from here on every line is measured once, so that the whole stays below five minutes."""
 ZEROS = ("--input-data", "zero")
 """Its random bits make a NaN of every 256th float, and a model's answer that is not finite is refused."""
 SERVICE = "inference.GRPCInferenceService"
@@ -106,6 +112,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         """Raises perf_analyzer.Unavailable."""
         self._folder = folder
+        self._no_more_tries_s = time.monotonic() + NO_MORE_TRIES_S
         self._libraries = perf_analyzer.libraries(folder)
         image = photo()
         raw = len(image).to_bytes(4, "little") + image
@@ -134,10 +141,22 @@ class Bench:
         return sorted(rows, key=lambda row: ("grpc", "http", "echo").index(row.name))
 
     def _row(self, server: Contestant, name: str, load: Load, calls: int) -> Row:
-        """One run. CPU and counts are read before and after it, so they cover its warm-up, too."""
+        """The least disturbed of a few runs; as a rule the first is not disturbed."""
+        rows = [self._run(server, name, load, calls)]
+        while (
+            rows[-1].others_cores > DISTURBED_CORES and len(rows) < TRIES and time.monotonic() < self._no_more_tries_s
+        ):
+            rows.append(self._run(server, name, load, calls))
+        return min(rows, key=lambda row: row.others_cores)
+
+    def _run(self, server: Contestant, name: str, load: Load, calls: int) -> Row:
+        """CPU and counts are read before and after it, so they cover its warm-up, too."""
+        started_s, busy_s = time.monotonic(), _machine_cpu_s()
         before, cpu_before = _counts(server, load.model), {**cpu_s_by_role(server.process), CLIENT: _children_cpu_s()}
         figures = self._analyze(server, name, load, calls)
         after, cpu_after = _counts(server, load.model), {**cpu_s_by_role(server.process), CLIENT: _children_cpu_s()}
+        spent = {role: after_s - cpu_before.get(role, 0.0) for role, after_s in cpu_after.items()}
+        others_s = _machine_cpu_s() - busy_s - sum(spent.values())
         done = after.done - before.done
         batches = after.batches - before.batches
         return Row(
@@ -147,11 +166,12 @@ class Bench:
             figures.inferences_per_s,
             figures.p50_ms,
             figures.p99_ms,
-            {role: (after_s - cpu_before.get(role, 0.0)) * 1e3 / max(done, 1) for role, after_s in cpu_after.items()},
+            {role: seconds * 1e3 / max(done, 1) for role, seconds in spent.items()},
             errors={"failed": after.failed - before.failed} if after.failed > before.failed else {},
             rss_mb=rss_mb(server.process),
             start_s=server.start_s,
             batch_rows=done / batches if batches and name != "echo" else 0.0,
+            others_cores=others_s / (time.monotonic() - started_s),
         )
 
     def _analyze(self, server: Contestant, name: str, load: Load, calls: int) -> perf_analyzer.Figures:
@@ -196,6 +216,12 @@ def _counts(server: Contestant, model: str) -> Counts:
     answer = pb.ModelStatisticsResponse.FromString(_call(server, f"/{SERVICE}/ModelStatistics", asked))
     (counted,) = answer.model_stats
     return Counts(counted.inference_stats.success.count, counted.inference_stats.fail.count, counted.execution_count)
+
+
+def _machine_cpu_s() -> float:
+    """User and system time of everything that runs here."""
+    spent = psutil.cpu_times()
+    return spent.user + spent.system + spent.nice + spent.softirq
 
 
 def _children_cpu_s() -> float:

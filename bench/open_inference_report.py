@@ -22,6 +22,8 @@ class Row(Sample, frozen=True):
 
     batch_rows: float = 0.0
     """Rows of an average batch; 0 where there are none."""
+    others_cores: float = 0.0
+    """CPU cores that processes which are no part of the run used meanwhile, on average."""
 
 
 def write(rows: list[Row], facts: dict[str, Any], folder: Path | None) -> None:
@@ -38,9 +40,9 @@ def write(rows: list[Row], facts: dict[str, Any], folder: Path | None) -> None:
     kept = page.read_text().partition(BY_HAND)[2] if page.exists() else "\n"
     libraries = ", ".join(f"{name} {machine[name]}" for name in LIBRARIES)
     errors = sum(sum(row.errors.values()) for row in rows)
-    page.write_text(
-        _PAGE.format(tables=tables, libraries=libraries, errors=errors, **facts, **machine) + BY_HAND + kept
-    )
+    others = max(row.others_cores for row in rows)
+    text = _PAGE.format(tables=tables, libraries=libraries, errors=errors, others=others, **facts, **machine)
+    page.write_text(text + BY_HAND + kept)
 
 
 def _table(rows: list[Row], model: str) -> str:
@@ -81,7 +83,8 @@ perf_analyzer, as tritonclient {tritonclient} brings it, against `headrace serve
 - **CPU ms/req**: user and system time of all server processes, and of each kind of process, per answered request;
   *load generator* is perf_analyzer's own. All of a run counts, from perf_analyzer's start to its end.
 
-Failed requests in all runs: {errors}.
+Failed requests in all runs: {errors}. Other processes used at most {others:.2f} cores while a line was measured: a
+disturbed one is measured again while there is time, and the least disturbed run counts.
 
 {tables}
 
