@@ -173,7 +173,10 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     bind_to_parent(parent_pid)
     settings = settings_loader.load(config).settings
     logs.configure("gateway", settings.log)
-    raise_file_limit()
+    if (files := raise_file_limit()) < 4096:  # each connection is one
+        logs.get_logger().warning(
+            "few files may be open: raise the hard limit (ulimit -n) to 4096 or more", limit=files
+        )
     if os.geteuid() == 0:
         logs.get_logger().warning("runs as root: a user of its own is enough, and safer")
     os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone

@@ -1,6 +1,7 @@
 """Gateway and worker by themselves: either order, and each survives the other's death."""
 
 import signal
+import sys
 
 import grpc
 import pytest
@@ -39,6 +40,12 @@ def test_gateway_without_a_worker_is_unavailable_at_once_and_says_why(own_site: 
         assert caught.value.retry_after_ms
         assert health_of(own_site) == health_of(own_site, "sim") == health_pb2.HealthCheckResponse.NOT_SERVING
         stop(gateway)
+
+
+def test_a_gateway_that_may_open_few_files_says_so(own_site: Site) -> None:
+    command = 'ulimit -n 1000; exec "$0" -m gateway --config "$1"'
+    with Process(["sh", "-c", command, sys.executable, str(own_site.config)], own_site.folder) as gateway:
+        assert "1000" in gateway.wait_line("ulimit -n")
 
 
 @pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
