@@ -8,7 +8,6 @@ from typing import Protocol
 from shared.errors import HeadraceError, rebuild
 from shared.logs import get_logger
 from shared.messages import (
-    PROTOCOL_VERSION,
     BatchDone,
     CancelItems,
     FromWorker,
@@ -150,9 +149,7 @@ class WorkerClient:
     # ------------------------------------------------------------ called by the listener and the router
 
     def on_hello(self, hello: Hello, pid: int) -> Welcome | Refused:
-        """Greet a worker, or say why not."""
-        if hello.protocol_version != PROTOCOL_VERSION:
-            return Refused(f"the gateway speaks protocol {PROTOCOL_VERSION}, this worker {hello.protocol_version}")
+        """Greet a worker that speaks our protocol (the listener has looked), or say why not."""
         if any(worker.name == hello.worker for worker in self._workers.values()):
             return Refused(f"a worker named {hello.worker} is connected already")
         self._lives += 1
