@@ -37,6 +37,7 @@ class BatchStatistics:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    """Of the successful requests whose (slowest) input ran in one of these: `compute_output`, split by size."""
 
 
 @dataclass(slots=True)
@@ -58,12 +59,14 @@ class ModelStatistics:
     """By rows."""
 
     def succeeded(self, seconds: float, times: StageTimes, rows: int) -> None:
-        """One request was answered."""
+        """One request was answered, after `ran` was told of its batch."""
         self.success.add(seconds)
         self.queue.add(times.admit_s + times.wait_s + times.batch_s)
         self.compute_input.add(times.prepare_s + times.copy_s)
         self.compute_infer.add(times.run_s)
         self.compute_output.add(times.finish_s)
+        if (batch := self.batches.get(times.batch_rows)) is not None:
+            batch.output_ns += round(times.finish_s * 1e9)
         self.inference_count += rows
         self.last_inference_ms = time.time_ns() // 1_000_000  # the protocol's field is a date, not a duration
 

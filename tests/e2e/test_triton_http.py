@@ -119,6 +119,7 @@ def test_statistics_count_rows_and_requests(client: Client) -> None:
         found = client.get_inference_statistics("identity")["model_stats"][0]
         stats = found["inference_stats"]
         assert stats["compute_infer"]["count"] == stats["compute_input"]["count"] == stats["compute_output"]["count"]
+        assert sum(int(one["compute_output"]["ns"]) for one in found["batch_stats"]) == stats["compute_output"]["ns"]
         return (
             found["inference_count"],
             found["execution_count"],

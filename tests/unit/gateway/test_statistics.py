@@ -28,3 +28,13 @@ def test_failures_by_reason_and_batches_by_size() -> None:
     assert model.batches[4].infer_ns == 4000
     assert statistics.of("words") is model
     assert model.success.count == 0
+
+
+def test_the_output_stage_of_batches_adds_up_to_that_of_their_requests() -> None:
+    model = Statistics().of("words")
+    for rows, finish_s in [(4, 1e-6), (4, 2e-6), (8, 5e-6)]:
+        model.ran(rows, 1e-6, 2e-6)
+        model.succeeded(1e-5, StageTimes(finish_s=finish_s, batch_rows=rows), rows)
+
+    assert {rows: batch.output_ns for rows, batch in model.batches.items()} == {4: 3000, 8: 5000}
+    assert sum(batch.output_ns for batch in model.batches.values()) == model.compute_output.ns
