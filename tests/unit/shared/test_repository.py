@@ -261,6 +261,12 @@ def test_batching_overrides_the_defaults_in_part(
     assert (batching.max_rows, batching.max_wait_ms, batching.sizes) == (rows, wait_ms, sizes)
 
 
+def test_a_models_weight_overrides_the_default(root: Path, add: Add) -> None:
+    assert add().batching(BatchingSettings(weight=2.0)).weight == 2.0
+    (root / "m" / "model.yaml").write_text(CONFIG + "batching: {weight: 0.5}")
+    assert add().batching(BatchingSettings(weight=2.0)).weight == 0.5
+
+
 def test_a_contradictory_batching_names_both_keys(root: Path, add: Add) -> None:
     (root / "m" / "model.yaml").write_text(CONFIG + "batching: {max_rows: 8, sizes: [1, 4]}")
     with pytest.raises(RepositoryError, match=r"m/model.yaml: batching.sizes .* batching.max_rows") as caught:
