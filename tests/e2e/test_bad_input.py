@@ -4,7 +4,9 @@ import contextlib
 import http.client
 import math
 import re
+import signal
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 
@@ -15,7 +17,7 @@ import pytest
 
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
-from tests.support.stack import Site
+from tests.support.stack import Process, Site
 
 INVALID, NOT_FOUND, EXHAUSTED = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -198,3 +200,22 @@ def test_a_failed_call_has_its_machine_readable_reason(stub: pb_grpc.InferenceSt
     trailers = dict(caught.value.trailing_metadata() or ())
     assert trailers["request-id"]
     assert b"invalid_input" in trailers["grpc-status-details-bin"]  # type: ignore[operator]  # binary trailers are bytes
+
+
+def test_no_refusal_is_an_assert(own_site: Site, jpeg: bytes) -> None:
+    """With PYTHONOPTIMIZE=2 no `assert` is executed: everything is refused as before."""
+    argv = [sys.executable, "-m", "headrace", "serve", "--config", str(own_site.config)]
+    with Process(argv, own_site.folder, {"PYTHONOPTIMIZE": "2"}) as process:
+        process.wait_line("Headrace is ready")
+        assert {one.environ()["PYTHONOPTIMIZE"] for one in own_site.processes()} == {"2"}
+        with grpc.insecure_channel(own_site.grpc) as channel:
+            stub = pb_grpc.InferenceStub(channel)
+            for case in CASES.keys() - {"no model though two are served"}:
+                make, code, _ = CASES[case]
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.Predict(make(jpeg), timeout=10)
+                assert isinstance(caught.value, grpc.Call)
+                assert (case, caught.value.code()) == (case, code)
+            assert stub.Predict(image(jpeg), timeout=10).results
+        process.signal(signal.SIGINT)
+        assert process.wait() == 0
