@@ -153,6 +153,10 @@ class Queue:
         self.items -= 1
         self.rows -= item.rows
 
+    def __repr__(self) -> str:
+        alone = " alone" if self.solo else ""
+        return f"{self.key.model}{self.key.bucket or ''}{alone}: {self.items} items {self.rows} rows"
+
     def tidy(self) -> None:
         """Bring a waiting item to the top of each heap again."""
         for heap in (self.deadlines, self.ages):

@@ -191,12 +191,7 @@ class Batcher:
         return len(self._waiting)
 
     def __repr__(self) -> str:
-        queues = (
-            f"{queue.key.model}{queue.key.bucket or ''}{' alone' if queue.solo else ''}: "
-            f"{queue.items} items {queue.rows} rows"
-            for queue in self._queues.values()
-        )
-        return f"<Batcher {', '.join(queues) or 'empty'}>"
+        return f"<Batcher {', '.join(map(repr, self._queues.values())) or 'empty'}>"
 
     def _of(self, models: Container[int] | None) -> Iterable[Queue]:
         queues = self._queues.values()
