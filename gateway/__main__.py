@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from gateway.admission import Admission
-from gateway.api.http import start_http
+from gateway.api.http import RestParts, start_http
 from gateway.api.open_inference.infer import Infer
 from gateway.api.open_inference.repository import Repository
-from gateway.api.open_inference.rest import RestParts
 from gateway.api.open_inference.service import OpenInference
 from gateway.api.outcomes import Outcomes
 from gateway.api.server import RunningGrpc, start_grpc

@@ -1,4 +1,4 @@
-"""The HTTP side: health, metrics for Prometheus, `/debug` for people, and the inference endpoints of `open_inference/`.
+"""The HTTP side: health, metrics for Prometheus, `/debug` for people, and the endpoints for inference.
 
 Same event loop as gRPC.
 """
@@ -6,7 +6,7 @@ Same event loop as gRPC.
 import asyncio
 import errno
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 import h11
 import uvicorn
@@ -17,9 +17,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.api import classify, http_page
 from gateway.api.addresses import split
-from gateway.api.open_inference import rest_page
-from gateway.api.open_inference.rest import Rest, RestParts
+from gateway.api.classify import Classify
+from gateway.api.http_call import HttpEdge
+from gateway.api.native import Answers
+from gateway.api.open_inference import rest_docs
+from gateway.api.open_inference.rest import Rest
+from gateway.api.open_inference.service import OpenInference
+from gateway.api.outcomes import Outcomes
 from gateway.state import ServerState
 from shared.errors import ExitCode, StartupError
 from shared.settings import Settings
@@ -31,6 +37,19 @@ _IDLE_S = 75  # between two requests; clients and proxies that reuse connections
 _LAST_WORDS_S = 0.25
 _UNFINISHED_S = 10  # for a head (the first one counts from the connection), or for a body that nobody waits for
 
+DOCS = (classify.DOC, *rest_docs.DOCS)
+"""Every endpoint for inference."""
+
+
+class RestParts(NamedTuple):
+    """What stands behind the endpoints for inference."""
+
+    flow: Answers
+    open_inference: OpenInference
+    """The same as behind the gRPC form."""
+    outcomes: Outcomes
+    """Every answered request is counted here; the server's stop waits for those in flight."""
+
 
 def build_app(
     settings: Settings, state: ServerState, registry: CollectorRegistry, parts: RestParts | None = None
@@ -39,7 +58,9 @@ def build_app(
     # FastAPI's own documentation pages would load scripts from elsewhere: /docs is a page of ours.
     app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None, telemetry=_NO_TELEMETRY)
     if parts is not None:
-        app.include_router(Rest(settings, parts).router())
+        edge = HttpEdge(settings, parts.outcomes)
+        app.include_router(Classify(edge, parts.flow, parts.open_inference.models).router())
+        app.include_router(Rest(edge, parts.open_inference).router())
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(_: Request, error: StarletteHTTPException) -> Response:
@@ -49,7 +70,7 @@ def build_app(
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         """What the endpoints take and answer, with examples."""
-        return HTMLResponse(rest_page.page(), headers=rest_page.HEADERS)
+        return HTMLResponse(http_page.page(DOCS), headers=http_page.HEADERS)
 
     @app.get("/healthz")
     async def healthz() -> Response:

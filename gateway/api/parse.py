@@ -19,6 +19,8 @@ _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
 _PRINTABLE = re.compile(r"[ -~]{0,128}")
 
+_SENTENCE_CHARS = 300
+"""Of a decoder's message."""
 MAX_TENSORS = 64
 """Tensors of one input; no model of ours takes more, and each costs the gateway time."""
 MAX_RANK = 16
@@ -29,6 +31,12 @@ def shown(text: str) -> str:
     """A caller's text for a sentence: quoted, escaped to ASCII, cut to 100 characters."""
     escaped = ascii(text[:101])
     return escaped if len(escaped) <= 102 and len(text) <= 100 else f"{escaped[:100]}…'"
+
+
+def sentence(error: Exception) -> str:
+    """A decoder's message in the middle of a sentence of ours, cut."""
+    text = str(error)[:_SENTENCE_CHARS].replace("`", "'").removeprefix("JSON is malformed: ")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def check_model(name: str, version: str) -> None:

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 from prometheus_client import CollectorRegistry
 
-from gateway.api.http import RunningHttp, start_http
-from gateway.api.open_inference.rest import RestParts
+from gateway.api.http import RestParts, RunningHttp, start_http
 from gateway.api.outcomes import Outcomes
 from gateway.state import Phase
 from shared.settings import Settings

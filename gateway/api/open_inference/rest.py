@@ -1,55 +1,39 @@
-"""The Open Inference Protocol's REST form: `/v2/…`, and `POST /v1/classify`. Mounted by `gateway/api/http.py`."""
+"""The Open Inference Protocol's REST form: `/v2/…`. Mounted by `gateway/api/http.py`."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from gateway.api.native import Answers
+from gateway.api.http_call import JSON, DirectRoute, HttpCall, HttpEdge, json_response
+from gateway.api.http_docs import Endpoint, add
 from gateway.api.open_inference import rest_codec, rest_facts
-from gateway.api.open_inference.classify import Classify
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.model import InferRequest
 from gateway.api.open_inference.models import Served, find
-from gateway.api.open_inference.rest_call import JSON, DirectRoute, HttpCall, HttpEdge, json_response
-from gateway.api.open_inference.rest_docs import DOCS, Operation
+from gateway.api.open_inference.rest_docs import DOCS
 from gateway.api.open_inference.rest_memory import Regions
 from gateway.api.open_inference.service import OpenInference
-from gateway.api.outcomes import Outcomes
 from gateway.request import StageTimes
 from shared.errors import HeadraceError, InvalidInput, NotReady, Unsupported
-from shared.settings import Settings
 
 _BINARY = "application/octet-stream"
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class RestParts(NamedTuple):
-    """What stands behind the endpoints."""
-
-    flow: Answers
-    open_inference: OpenInference
-    """The same as behind the gRPC form."""
-    outcomes: Outcomes
-    """Every answered request is counted here; the server's stop waits for those in flight."""
 
 
 class Rest:
     """The endpoints. One per server, built at start; event loop only."""
 
-    def __init__(self, settings: Settings, parts: RestParts) -> None:
-        self._parts = parts.open_inference
-        self._edge = edge = HttpEdge(settings, parts.outcomes)
-        self._classify = Classify(edge, parts.flow, parts.open_inference.models)
+    def __init__(self, edge: HttpEdge, parts: OpenInference) -> None:
+        """`parts`: the same as behind the gRPC form."""
+        self._edge = edge
+        self._parts = parts
 
     def router(self) -> APIRouter:
         """All routes, each with its description in `rest_docs`."""
         edge, router = self._edge, APIRouter(route_class=DirectRoute)
         regions = Regions(self._parts.infer.memory)
         endpoints: dict[str, Endpoint] = {
-            "classify": edge.counted("Classify", self._classify),
             "infer": edge.counted("RestInfer", self.infer),
             "live": edge.plain(self.live),
             "ready": edge.plain(self.ready),
@@ -66,7 +50,7 @@ class Rest:
             "unregister": edge.plain(regions.unregister),
         }
         for operation in DOCS:
-            _add(router, operation, endpoints[operation.endpoint])
+            add(router, operation, endpoints[operation.endpoint])
         return router
 
     async def infer(self, call: HttpCall) -> Response:
@@ -169,17 +153,3 @@ def _named(call: HttpCall) -> tuple[str, str]:
     """Model and version as the path has them."""
     params = call.request.path_params
     return params["model"], params.get("version", "")
-
-
-def _add(router: APIRouter, operation: Operation, endpoint: Endpoint) -> None:
-    for path in operation.paths:
-        router.add_api_route(
-            path,
-            endpoint,
-            methods=[operation.method],
-            tags=[operation.tag],
-            summary=operation.summary,
-            description=operation.description,
-            operation_id=f"{operation.endpoint}{operation.paths.index(path) or ''}",
-            openapi_extra=operation.openapi(path),
-        )

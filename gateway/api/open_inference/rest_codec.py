@@ -19,7 +19,7 @@ from gateway.api.open_inference.model import (
     Parameters,
 )
 from gateway.api.open_inference.shared_memory import REGION
-from gateway.api.parse import shown
+from gateway.api.parse import sentence, shown
 from shared.errors import InvalidInput
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -129,9 +129,9 @@ def _parsed(text: memoryview) -> _Body:
     try:
         return _decode(text)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"the request's JSON does not fit: {rest_values.sentence(error)}") from None
+        raise InvalidInput(f"the request's JSON does not fit: {sentence(error)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"the request body is not JSON: {rest_values.sentence(error)}") from None
+        raise InvalidInput(f"the request body is not JSON: {sentence(error)}") from None
     except RecursionError:
         raise InvalidInput("the request's JSON is nested too deeply") from None
 

@@ -1,79 +1,8 @@
-"""What the HTTP endpoints are called, take and answer: one table, for the routes, `/openapi.json` and `/docs`."""
-
-from typing import Any, NamedTuple
+"""What the protocol's HTTP endpoints are called, take and answer."""
 
 import msgspec
 
-_MODEL = {
-    "name": "model",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "A served model's name; `POST /v2/repository/index` lists them.",
-}
-_VERSION = {
-    "name": "version",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "16 hexadecimal digits; the paths without it take the current version.",
-}
-_REGION = {
-    "name": "region",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "The name that requests use in their parameter shared_memory_region.",
-}
-_HOST = "http://127.0.0.1:8000"
-
-
-class Operation(NamedTuple):
-    """One endpoint: its paths, and its description in OpenAPI's words."""
-
-    endpoint: str
-    """Its name in `rest.Rest`."""
-    method: str
-    paths: tuple[str, ...]
-    tag: str
-    summary: str
-    description: str
-    curl: str
-    """What a person would type behind `curl`."""
-    answer: Any
-    """An example."""
-    content: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default, never changed
-    """The request body's content types."""
-    query: tuple[dict[str, Any], ...] = ()
-
-    def openapi(self, path: str) -> dict[str, Any]:
-        """The hand-written part of the operation's OpenAPI object."""
-        in_path = [one for one in (_MODEL, _VERSION, _REGION) if f"{{{one['name']}}}" in path]
-        described: dict[str, Any] = {
-            "parameters": [*in_path, *self.query],
-            "responses": {
-                "200": {"description": "Done.", "content": {"application/json": {"example": self.answer}}},
-                "4XX": _ERROR | {"description": "The request can't succeed as it is, or (429) there is no room now."},
-                "5XX": _ERROR | {"description": "Not ready, stopping (503), late (504), or a fault of ours (500)."},
-            },
-        }
-        if self.content:
-            described["requestBody"] = {"content": self.content}
-        return described
-
-
-_ERROR: dict[str, Any] = {
-    "content": {"application/json": {"example": {"error": "model 'cat' is not served"}}},
-    "headers": {
-        "error-reason": {"description": "The reason as a word, e.g. unknown_model.", "schema": {"type": "string"}},
-        "retry-after": {"description": "Seconds; only where a retry can help.", "schema": {"type": "integer"}},
-        "request-id": {"description": "Finds the request in the server's log.", "schema": {"type": "string"}},
-    },
-}
-
-
-def _query(name: str, kind: str, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": {"type": kind}, "description": description}
+from gateway.api.http_docs import BINARY, HOST, Operation
 
 
 def _both(prefix: str, suffix: str = "") -> tuple[str, ...]:
@@ -93,40 +22,9 @@ _INFER_ANSWER = {
     "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 1.0, 1.5, 2.0]}],
 }
 _REGISTER = {"key": "/headrace-in", "offset": 0, "byte_size": 64}
-_BINARY = {"type": "string", "format": "binary"}
 
 DOCS: tuple[Operation, ...] = (
     # The first path that fits is taken: /v2/models/stats has to come before /v2/models/{model}.
-    Operation(
-        "classify",
-        "POST",
-        ("/v1/classify",),
-        "Plain upload",
-        "Classify one image (or text)",
-        "The upload is a form with one file (`-F file=@cat.jpg`), or the bytes themselves (`--data-binary @cat.jpg`). "
-        "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version "
-        "and timeout_ms are options of the model, such as top_k.",
-        f"-F file=@cat.jpg '{_HOST}/v1/classify?top_k=3'",
-        {
-            "model": "efficientnet-lite0",
-            "version": "0123456789abcdef",
-            "request_id": "7f3a9c0100000001",
-            "labels": [{"index": 281, "name": "tabby cat", "score": 0.83}],
-            "server_timing": {"prepare_ms": 2.1, "batch_ms": 0.2, "run_ms": 24.5, "batch_rows": 1},
-        },
-        {
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"file": _BINARY}, "required": ["file"]},
-            },
-            "application/octet-stream": {"schema": _BINARY},
-        },
-        (
-            _query("model", "string", "Needed only when several served models take this kind of input."),
-            _query("version", "string", "Default: the current one."),
-            _query("top_k", "integer", "How many labels, best first."),
-            _query("timeout_ms", "number", "Milliseconds; default gateway.default_deadline_ms."),
-        ),
-    ),
     Operation(
         "infer",
         "POST",
@@ -139,9 +37,9 @@ DOCS: tuple[Operation, ...] = (
         "nested as the shape; FP16 and BF16 exist in binary only. The parameter `timeout` is in microseconds. Image "
         "and text models take their encoded input as one BYTES element a row, their options as parameters. Bodies may "
         "be compressed (gzip, deflate).",
-        f"{_HOST}/v2/models/identity/infer -d '{msgspec.json.encode(_INFER_REQUEST).decode()}'",
+        f"{HOST}/v2/models/identity/infer -d '{msgspec.json.encode(_INFER_REQUEST).decode()}'",
         _INFER_ANSWER,
-        {"application/json": {"example": _INFER_REQUEST}, "application/octet-stream": {"schema": _BINARY}},
+        {"application/json": {"example": _INFER_REQUEST}, "application/octet-stream": {"schema": BINARY}},
     ),
     Operation(
         "live",
@@ -150,7 +48,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "The process answers",
         "",
-        f"{_HOST}/v2/health/live",
+        f"{HOST}/v2/health/live",
         {"live": True},
     ),
     Operation(
@@ -160,7 +58,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "Every served model can answer now",
         "503 and the reason otherwise.",
-        f"{_HOST}/v2/health/ready",
+        f"{HOST}/v2/health/ready",
         {"ready": True},
     ),
     Operation(
@@ -170,7 +68,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "Name, version and extensions of the server",
         "",
-        f"{_HOST}/v2",
+        f"{HOST}/v2",
         {"name": "headrace", "version": "0.1.0", "extensions": ["binary_tensor_data", "classification"]},
     ),
     Operation(
@@ -180,7 +78,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "What happened so far, counted and timed",
         "Times are cumulative nanoseconds.",
-        f"{_HOST}/v2/models/identity/stats",
+        f"{HOST}/v2/models/identity/stats",
         {"model_stats": [{"name": "identity", "inference_count": 7, "execution_count": 2}]},
     ),
     Operation(
@@ -190,7 +88,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "A model's inputs and outputs",
         "The first dimension of every shape counts rows; -1 is free.",
-        f"{_HOST}/v2/models/identity",
+        f"{HOST}/v2/models/identity",
         {
             "name": "identity",
             "versions": ["0123456789abcdef"],
@@ -206,7 +104,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "This model can answer now",
         "503 and the reason otherwise.",
-        f"{_HOST}/v2/models/identity/ready",
+        f"{HOST}/v2/models/identity/ready",
         {"name": "identity", "ready": True},
     ),
     Operation(
@@ -216,7 +114,7 @@ DOCS: tuple[Operation, ...] = (
         "Open Inference Protocol",
         "A model's configuration as load generators expect it",
         "",
-        f"{_HOST}/v2/models/identity/config",
+        f"{HOST}/v2/models/identity/config",
         {"name": "identity", "max_batch_size": 32, "input": [{"name": "INPUT0", "data_type": "TYPE_FP32"}]},
     ),
     Operation(
@@ -226,7 +124,7 @@ DOCS: tuple[Operation, ...] = (
         "Model repository",
         "All models with their state",
         'The body is empty, or {"ready": true} for those that are ready.',
-        f"-X POST {_HOST}/v2/repository/index",
+        f"-X POST {HOST}/v2/repository/index",
         [{"name": "identity", "version": "0123456789abcdef", "state": "READY", "reason": ""}],
         {"application/json": {"example": {"ready": True}}},
     ),
@@ -237,7 +135,7 @@ DOCS: tuple[Operation, ...] = (
         "Model repository",
         "Load a model",
         "501 unless the setting gateway.repository_control is on.",
-        f"-X POST {_HOST}/v2/repository/models/identity/load",
+        f"-X POST {HOST}/v2/repository/models/identity/load",
         {},
     ),
     Operation(
@@ -247,7 +145,7 @@ DOCS: tuple[Operation, ...] = (
         "Model repository",
         "Take a model out of service",
         "501 unless the setting gateway.repository_control is on.",
-        f"-X POST {_HOST}/v2/repository/models/identity/unload",
+        f"-X POST {HOST}/v2/repository/models/identity/unload",
         {},
     ),
     Operation(
@@ -257,7 +155,7 @@ DOCS: tuple[Operation, ...] = (
         "System shared memory",
         "Registered regions",
         "These endpoints answer 501 unless the setting gateway.system_shared_memory_prefix is set.",
-        f"{_HOST}/v2/systemsharedmemory/status",
+        f"{HOST}/v2/systemsharedmemory/status",
         [{"name": "in", "key": "/headrace-in", "offset": 0, "byte_size": 64}],
     ),
     Operation(
@@ -267,7 +165,7 @@ DOCS: tuple[Operation, ...] = (
         "System shared memory",
         "Register a region",
         "key is the name of a POSIX shared memory object of this machine that begins with the configured prefix.",
-        f"{_HOST}/v2/systemsharedmemory/region/in/register -d '{msgspec.json.encode(_REGISTER).decode()}'",
+        f"{HOST}/v2/systemsharedmemory/region/in/register -d '{msgspec.json.encode(_REGISTER).decode()}'",
         {},
         {"application/json": {"example": _REGISTER}},
     ),
@@ -278,7 +176,7 @@ DOCS: tuple[Operation, ...] = (
         "System shared memory",
         "Forget a region, or all",
         "Requests that use it still finish.",
-        f"-X POST {_HOST}/v2/systemsharedmemory/unregister",
+        f"-X POST {HOST}/v2/systemsharedmemory/unregister",
         {},
     ),
 )

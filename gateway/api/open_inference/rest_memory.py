@@ -3,7 +3,7 @@
 import msgspec
 from fastapi.responses import Response
 
-from gateway.api.open_inference.rest_call import HttpCall, json_response
+from gateway.api.http_call import HttpCall, json_response
 from gateway.api.open_inference.shared_memory import RegionStatus, SharedMemory
 
 

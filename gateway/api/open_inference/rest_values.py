@@ -14,12 +14,11 @@ import numpy as np
 from gateway.api import elements
 from gateway.api.open_inference import datatypes
 from gateway.api.open_inference.model import InferOutput
-from gateway.api.parse import shown
+from gateway.api.parse import sentence, shown
 from shared.errors import InvalidInput, NonfiniteOutput
 from shared.tensors import DTYPES
 
 _HALF = ("FP16", "BF16")
-_SENTENCE_CHARS = 300
 _ASK_BINARY = "which JSON can't carry: ask for it as binary data (parameter binary_data of the requested output)"
 
 
@@ -42,12 +41,6 @@ def to_raw(data: msgspec.Raw, name: str, datatype: str, shape: tuple[int, ...]) 
     if len(values) != expected:
         raise InvalidInput(f"{where} has {len(values)} values; shape {datatypes.shape_text(shape)} needs {expected}")
     return datatypes.pack(where, datatype, values)
-
-
-def sentence(error: Exception) -> str:
-    """A decoder's message in the middle of a sentence of ours, cut."""
-    text = str(error)[:_SENTENCE_CHARS].replace("`", "'").removeprefix("JSON is malformed: ")
-    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _element(datatype: str) -> type:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from gateway.api.open_inference.rest_body import Bodies
+from gateway.api.http_body import Bodies
 from shared.clock import FOREVER_S, now_s
 from shared.errors import Cancelled, DeadlineExceeded, InvalidInput, Overloaded, TooLarge
 from tests.support.fake_flow import settings

@@ -3,13 +3,15 @@
 import re
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.responses import Response
 
+from gateway.api.http_call import DirectRoute, HttpCall, HttpEdge, json_response
+from gateway.api.http_docs import BINARY, HOST, Operation, add, query_parameter
+from gateway.api.multipart import Part, parts
 from gateway.api.native import Answers
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.models import Models, find
-from gateway.api.open_inference.multipart import Part, parts
-from gateway.api.open_inference.rest_call import HttpCall, HttpEdge, json_response
 from gateway.api.parse import shown
 from gateway.request import Answer, StageTimes
 from gateway.request import Request as FlowRequest
@@ -23,6 +25,38 @@ _FORM = "multipart/form-data"
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e-?[0-9]{1,2})?", re.ASCII)
 
 
+DOC = Operation(
+    "classify",
+    "POST",
+    ("/v1/classify",),
+    "Plain upload",
+    "Classify one image (or text)",
+    "The upload is a form with one file (`-F file=@cat.jpg`), or the bytes themselves (`--data-binary @cat.jpg`). "
+    "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version "
+    "and timeout_ms are options of the model, such as top_k.",
+    f"-F file=@cat.jpg '{HOST}/v1/classify?top_k=3'",
+    {
+        "model": "efficientnet-lite0",
+        "version": "0123456789abcdef",
+        "request_id": "7f3a9c0100000001",
+        "labels": [{"index": 281, "name": "tabby cat", "score": 0.83}],
+        "server_timing": {"prepare_ms": 2.1, "batch_ms": 0.2, "run_ms": 24.5, "batch_rows": 1},
+    },
+    {
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": {"file": BINARY}, "required": ["file"]},
+        },
+        "application/octet-stream": {"schema": BINARY},
+    },
+    (
+        query_parameter("model", "string", "Needed only when several served models take this kind of input."),
+        query_parameter("version", "string", "Default: the current one."),
+        query_parameter("top_k", "integer", "How many labels, best first."),
+        query_parameter("timeout_ms", "number", "Milliseconds; default gateway.default_deadline_ms."),
+    ),
+)
+
+
 class Classify:
     """The endpoint. Event loop only."""
 
@@ -30,6 +64,12 @@ class Classify:
         self._edge = edge
         self._flow = flow
         self._models = models
+
+    def router(self) -> APIRouter:
+        """Its route."""
+        router = APIRouter(route_class=DirectRoute)
+        add(router, DOC, self._edge.counted("Classify", self))
+        return router
 
     async def __call__(self, call: HttpCall) -> Response:
         """Raises HeadraceError."""

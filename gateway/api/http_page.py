@@ -1,10 +1,11 @@
 """`/docs`: the endpoints' description for people, as one page that loads nothing from anywhere."""
 
 import html
+from collections.abc import Sequence
 
 import msgspec
 
-from gateway.api.open_inference.rest_docs import DOCS, Operation
+from gateway.api.http_docs import Operation
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -14,12 +15,12 @@ _STYLE = (
 HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def page() -> str:
+def page(docs: Sequence[Operation]) -> str:
     """HTML."""
     body: list[str] = []
-    for tag in dict.fromkeys(operation.tag for operation in DOCS):
+    for tag in dict.fromkeys(operation.tag for operation in docs):
         body.append(f"<h2>{html.escape(tag)}</h2>")
-        body.extend(_section(operation) for operation in DOCS if operation.tag == tag)
+        body.extend(_section(operation) for operation in docs if operation.tag == tag)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Headrace HTTP API</title><style>{_STYLE}</style>'
         "<h1>Headrace HTTP API</h1><p>Machine-readable: <a href=/openapi.json>/openapi.json</a>. Every answer of an "

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.open_inference.multipart import Part, parts
+from gateway.api.multipart import Part, parts
 from shared.errors import InvalidInput
 
 TYPE = "multipart/form-data; boundary=b"

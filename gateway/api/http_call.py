@@ -15,10 +15,10 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from gateway.api import status
+from gateway.api.http_body import Bodies, Body
 from gateway.api.interceptors import RequestIds
-from gateway.api.open_inference.rest_body import Bodies, Body
-from gateway.api.open_inference.rest_values import sentence
 from gateway.api.outcomes import OK, Outcomes
+from gateway.api.parse import sentence
 from gateway.request import StageTimes
 from shared.clock import now_s
 from shared.errors import Cancelled, Draining, HeadraceError, InternalFault, InvalidInput
