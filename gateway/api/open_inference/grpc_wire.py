@@ -31,11 +31,8 @@ class Received(NamedTuple):
     """The entries of `raw_input_contents`, views of the received bytes."""
 
 
-class _Malformed(InvalidInput):
-    """No protobuf message."""
-
-    def __init__(self) -> None:
-        super().__init__("the request message is not a valid protobuf message of this method's type")
+def _malformed() -> InvalidInput:
+    return InvalidInput("the request message is not a valid protobuf message of this method's type")
 
 
 def parse(serialized: bytes) -> Received:
@@ -60,7 +57,7 @@ def parse(serialized: bytes) -> Received:
             length, place = _number(serialized, place, 5)
             end = place + length
             if end > size:
-                raise _Malformed
+                raise _malformed()
             raw.append(view[place:end])
             if start > kept:
                 rest.append(view[kept:start])
@@ -78,7 +75,7 @@ def _skip(serialized: bytes, tag: int, place: int) -> int:
     """Where the field ends whose value begins at `place`. Raises InvalidInput when it ends behind the message."""
     kind = tag & 7
     if not 0 < tag >> 3 < 1 << 29:
-        raise _Malformed
+        raise _malformed()
     if kind == _LENGTH:
         length, place = _number(serialized, place, 5)
         place += length
@@ -89,9 +86,9 @@ def _skip(serialized: bytes, tag: int, place: int) -> int:
     elif kind == _FIXED32:
         place += 4
     else:
-        raise _Malformed
+        raise _malformed()
     if place > len(serialized):
-        raise _Malformed
+        raise _malformed()
     return place
 
 
@@ -104,7 +101,7 @@ def _number(serialized: bytes, place: int, most: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, place
         shift += 7
-    raise _Malformed
+    raise _malformed()
 
 
 def _as_varint(number: int) -> bytes:
