@@ -124,7 +124,7 @@ class Supervisor:
 
     def _exited(self, kept: _Kept, code: int) -> None:
         kept.child = None
-        kept.serves = False
+        served, kept.serves = kept.serves, False
         kept.gone.set()
         if self._outcome.done():
             return
@@ -133,15 +133,18 @@ class Supervisor:
             self._outcome.set_result(ExitCode(code))
             return
         kept.last_failure = f"{_told(code)}{': ' if kept.last_failure else ''}{kept.last_failure}"
-        self._failed(kept)
+        self._failed(kept, served=served)
 
-    def _failed(self, kept: _Kept) -> None:
+    def _failed(self, kept: _Kept, *, served: bool = False) -> None:
+        """Start it again later. Who never did its work in a row of lives is given up; who did may have met an input
+        that ends it, and the gateway keeps those away.
+        """
         now = self._clock()
         kept.backoff.failed(now)
         delay_s = kept.backoff.next_delay_s(now)
         failures = kept.backoff.failures_in_a_row
         name, why, kept.last_failure = kept.command.name, kept.last_failure, ""
-        if failures >= self._settings.max_failures and not self._others_serve(kept):
+        if failures >= self._settings.max_failures and not served and not self._others_serve(kept):
             log.error("gave up", child=name, failures=failures, last=why, setting="supervisor.max_failures")
             if not self._outcome.done():
                 self._outcome.set_result(ExitCode.INTERNAL)

@@ -130,6 +130,17 @@ async def test_repeated_failures_give_up_with_70(stop: Asked, tmp_path: Path) ->
     assert all(kept.child is None for kept in running.supervisor._kept)
 
 
+async def test_a_process_that_did_its_work_is_never_given_up(stop: Asked) -> None:
+    """An input may end it again and again; the gateway learns to keep that away, and the others need it back."""
+    running = Running([Command("worker-0", [*FAKE, "worker-0"], 1)], stop, max_failures=3, backoff_max_ms=20)
+    for _ in range(6):
+        _, pid, _ = await running.next_ready()
+        os.kill(pid, signal.SIGKILL)
+    await running.next_ready()
+    stop.ask()
+    assert await running.exit_code() == ExitCode.OK
+
+
 async def test_a_worker_that_can_not_live_is_tried_on_while_another_one_serves(stop: Asked) -> None:
     """With a back-off of its own: the other one is not touched."""
     running = Running([Command("worker-0", [*FAKE, "worker-0"], 1)], stop, max_failures=3, backoff_max_ms=20)
