@@ -136,8 +136,9 @@ class Supervisor:
         self._failed(kept, served=served)
 
     def _failed(self, kept: _Kept, *, served: bool = False) -> None:
-        """Start it again later. Who never did its work in a row of lives is given up; who did may have met an input
-        that ends it, and the gateway keeps those away.
+        """Start it again later, or give up on it.
+
+        Who did its work in this life may have met an input that ends it, and the gateway keeps those away.
         """
         now = self._clock()
         kept.backoff.failed(now)
