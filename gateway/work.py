@@ -56,8 +56,8 @@ def batch_item(work: Work) -> BatchItem:
 
 
 def cost_rows(batch: Batch, worker: Worker) -> int:
-    """Rows that the device computes: padded up on CUDA only."""
-    return batch.padded_rows if worker.device.startswith("cuda") else batch.rows
+    """Rows that the worker's device computes for this batch."""
+    return batch.padded_rows if batch.key.model in worker.pads else batch.rows
 
 
 def fail(work: Work, error: HeadraceError) -> None:

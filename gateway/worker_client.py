@@ -40,6 +40,8 @@ class Worker:
         self.ready = False
         self.loaded: set[int] = set()
         """Models that it can run."""
+        self.pads: set[int] = set()
+        """Those of them whose batches it pads up."""
         self.failed: dict[int, str] = {}
         """Models that it can't load, and why."""
         self.overran = False
@@ -188,6 +190,8 @@ class WorkerClient:
     def _loaded(self, worker: Worker, message: ModelLoaded | ModelFailed) -> None:
         if isinstance(message, ModelLoaded):
             worker.loaded.add(message.model)
+            if message.pads:
+                worker.pads.add(message.model)
             self._tell(lambda events: events.model_loaded(worker, message))
         else:
             error = rebuild(message.failure.code, message.failure.text)

@@ -24,7 +24,7 @@ def fault_of_input(error: Exception, kind: str) -> InvalidInput | None:
 def describe(error: Exception, stage: str) -> Failure:
     """An exception as a Failure. Unforeseen ones are logged with their trace, and the caller reads a fixed text."""
     if isinstance(error, HeadraceError):
-        return Failure(error.code, error.text, stage)
+        return Failure(error.code, error.text)
     log.error("a pipeline's hook failed", stage=stage, exc_info=error)
     return describe(InternalFault(), stage)
 

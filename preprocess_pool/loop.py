@@ -1,6 +1,5 @@
 """One job at a time, one answer each, in the order of arrival."""
 
-import os
 from typing import Protocol
 
 from preprocess_pool.stage import Stage
@@ -30,7 +29,7 @@ def serve(channel: Channel, stage: Stage, stop: StopSignal) -> int:
     """
     watch = (stop.fileno(),)
     try:
-        channel.send(PoolReady(os.getpid()))
+        channel.send(PoolReady())
         while not stop.requested:
             message = channel.receive(None, watch)
             if isinstance(message, Stop):

@@ -92,7 +92,6 @@ class Stage:
 
     def finish(self, job: FinishJob) -> Finished | JobFailed:
         """Run `postprocess` for one item."""
-        started_s = time.perf_counter()
         try:
             self._check_deadline(job)
             opened = self._of(job.model)
@@ -104,7 +103,7 @@ class Stage:
             results = _as_on_the_wire(results)
         except Exception as error:  # noqa: BLE001 - every job gets its answer
             return JobFailed(job.job, describe(error, "finish"))
-        return Finished(job.job, results, time.perf_counter() - started_s)
+        return Finished(job.job, results)
 
     def too_big(self, job: PrepareJob | FinishJob) -> JobFailed:
         """The answer instead of one that no message can carry."""

@@ -21,11 +21,10 @@ class _Message(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Failure(_Message):
-    """A failure as data. `code` is a `shared.errors.Code`, `text` safe for callers, `stage` where it happened."""
+    """A failure as data. `code` is a `shared.errors.Code`, `text` safe for callers."""
 
     code: str
     text: str
-    stage: str
 
 
 # ------------------------------------------------------------------ gateway ⇄ worker, greeting (Unix stream socket)
@@ -116,8 +115,6 @@ ToPool: TypeAlias = OpenPipeline | PrepareJob | FinishJob | Stop
 class PoolReady(_Message, tag="ready"):
     """The process is up and takes jobs."""
 
-    pid: int
-
 
 class PipelineOpened(_Message, tag="opened"):
     """The pipeline can be used."""
@@ -146,7 +143,6 @@ class Finished(_Message, tag="finished"):
 
     job: int
     results: list[Result]
-    elapsed_s: float
 
 
 class JobFailed(_Message, tag="failed"):
@@ -214,16 +210,14 @@ class CancelItems(_Message, tag="cancel"):
     items: list[int]
 
 
-ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems | Stop
+ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems
 
 
 # ------------------------------------------------------------------ worker → gateway
 
 
 class WorkerReady(_Message, tag="ready"):
-    """First message on the DEALER socket: the worker takes LoadModel."""
-
-    pid: int
+    """First message on the DEALER socket: the worker takes messages."""
 
 
 class ModelLoaded(_Message, tag="loaded"):
@@ -237,6 +231,8 @@ class ModelLoaded(_Message, tag="loaded"):
     """What runs: `fp16` or `fp32`."""
     load_s: float
     """Read, build, move and warm up, together."""
+    pads: bool
+    """Whether a batch costs what `padded_rows` rows cost."""
 
 
 class ModelFailed(_Message, tag="load_failed"):

@@ -21,8 +21,6 @@ from shared.tensors import DTYPES, Array, SlotRef, Tensor, TensorSpec, as_array,
 from workers.backends.base import DeviceLost, Forward, Mask, OutOfMemory, Precision
 from workers.model_pool import LoadedVersion
 
-STAGE = "run"
-
 _log = get_logger()
 
 
@@ -35,7 +33,7 @@ class _Item(msgspec.Struct):
 
 def refuse_all(message: RunBatch, code: Code, text: str, at_s: float) -> BatchDone:
     """The answer to a batch that is not run at all."""
-    answers = [ItemAnswer(item.item, failure=Failure(code, text, STAGE)) for item in message.items]
+    answers = [ItemAnswer(item.item, failure=Failure(code, text)) for item in message.items]
     return BatchDone(message.batch, answers, at_s, 0.0, 0.0, 0)
 
 
@@ -192,7 +190,7 @@ class _Batch:
         return Tensor(spec.name, spec.datatype, shape, slot)
 
     def _fail(self, item: BatchItem, code: Code, text: str) -> None:
-        self._answers[item.item] = ItemAnswer(item.item, failure=Failure(code, text, STAGE))
+        self._answers[item.item] = ItemAnswer(item.item, failure=Failure(code, text))
 
 
 def _rows(items: list[_Item]) -> int:
@@ -214,4 +212,4 @@ def _nonfinite(finite: Mask) -> str:
 
 
 def _internal(item: int) -> ItemAnswer:
-    return ItemAnswer(item, failure=Failure(Code.INTERNAL, InternalFault.TEXT, STAGE))
+    return ItemAnswer(item, failure=Failure(Code.INTERNAL, InternalFault.TEXT))

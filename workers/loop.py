@@ -38,12 +38,11 @@ class Worker:
 
     def run(self) -> None:
         """Serve gateways until a stop is asked for. Raises DeviceLost."""
-        stopped = False
-        while not stopped and not self._stop.requested:
+        while not self._stop.requested:
             greeting = self._find_gateway()
             if greeting is not None:
                 with greeting:
-                    stopped = self._serve(greeting)
+                    self._serve(greeting)
 
     def _find_gateway(self) -> Greeting | None:
         """The next gateway; None after a pause, so that the caller looks at the stop signal."""
@@ -61,15 +60,15 @@ class Worker:
         self._last_refusal = ""
         return greeting
 
-    def _serve(self, greeting: Greeting) -> bool:
-        """Serve one gateway for its life; True when it said Stop."""
+    def _serve(self, greeting: Greeting) -> None:
+        """Serve one gateway for its life."""
         welcome = greeting.welcome
         try:
             arena = AttachedArena.attach(greeting.arena_fd, welcome.arena_bytes)
         except (ValueError, OSError) as error:
             _log.error("arena_refused", reason=str(error))
             self._stop.wait(REFUSED_RETRY_S)
-            return False
+            return
         _log.info("gateway_found", device=self._device.name)
         with contextlib.ExitStack() as stack:
             stack.callback(_log.info, "gateway_left")
@@ -79,8 +78,7 @@ class Worker:
             stack.push(self._detach)
             self._device.attach(arena.memory)
             session = Session(greeting, dealer, arena, self._pool, now_s)
-            session.serve(self._stop, self._hello.pid)
-            return session.stopped
+            session.serve(self._stop)
 
     @staticmethod
     def _dealer(greeting: Greeting) -> Dealer[ToWorker, FromWorker]:

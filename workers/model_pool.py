@@ -137,11 +137,6 @@ class ModelPool:
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
-    @property
-    def closing(self) -> bool:
-        """True once the process wants to end; a long load looks at it between its steps."""
-        return self._closing
-
     def _work(self) -> None:
         while (key := self._wanted.get()) is not None and not self._closing:
             self._outcomes.put((key, self._outcome(key)))
@@ -163,7 +158,7 @@ class ModelPool:
             told = str(own_code_failed(f"model {key.name} failed its warm-up", error))
             code, text = Code.NOT_READY, told
         _log.error("model_not_loaded", model=key.name, version=key.version, reason=told)
-        return Failure(code, text, "load")
+        return Failure(code, text)
 
     def __repr__(self) -> str:
         return f"<ModelPool loaded={[key.name for key in self._loaded]} pending={[key.name for key in self._pending]}>"

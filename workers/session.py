@@ -18,7 +18,6 @@ from shared.messages import (
     ModelFailed,
     ModelLoaded,
     RunBatch,
-    Stop,
     ToWorker,
     UnloadModel,
     WorkerReady,
@@ -55,13 +54,11 @@ class Session:
         self._awaited: dict[Key, list[int]] = {}
         self._batches: deque[RunBatch] = deque()
         self._cancelled: set[int] = set()
-        self.stopped = False
-        """The gateway said Stop."""
 
-    def serve(self, stop: StopSignal, pid: int) -> None:
+    def serve(self, stop: StopSignal) -> None:
         """Answer until the gateway is gone or a stop is asked for. Raises DeviceLost."""
         try:
-            self._dealer.send(WorkerReady(pid))
+            self._dealer.send(WorkerReady())
             while self._wanted(stop):
                 self._drain()
                 self._report_loaded()
@@ -75,7 +72,7 @@ class Session:
             _log.warning("gateway_lost", reason=str(lost))
 
     def _wanted(self, stop: StopSignal) -> bool:
-        return not (stop.requested or self.stopped) and self._greeting.gateway_alive()
+        return not stop.requested and self._greeting.gateway_alive()
 
     def _drain(self) -> None:
         while (message := self._dealer.receive(0)) is not None:
@@ -101,8 +98,6 @@ class Session:
                 self._load(message)
             case UnloadModel(model=model):
                 self._unload(model)
-            case Stop():
-                self.stopped = True
 
     # -------------------------------------------------------------- batches
 
@@ -154,4 +149,5 @@ class Session:
 
 
 def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
-    return ModelLoaded(model, loaded.batch_s, loaded.runner.memory_bytes, loaded.precision, loaded.load_s)
+    runner = loaded.runner
+    return ModelLoaded(model, loaded.batch_s, runner.memory_bytes, loaded.precision, loaded.load_s, runner.pads)

@@ -67,7 +67,7 @@ class Pool:
             raise AssertionError(f"waited {LIMIT_S} s for {what}; log: {self.text()}") from None
 
     async def start(self) -> None:
-        assert await self.hear("PoolReady") == PoolReady(self.process.pid)
+        assert await self.hear("PoolReady") == PoolReady()
         assert self.router.send(IDENTITY, OpenPipeline(1, "sim", ""))
         assert await self.hear("PipelineOpened") == PipelineOpened(1)
 

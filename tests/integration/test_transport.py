@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from shared import transport
-from shared.messages import FromPool, PoolReady, Prepared, PrepareJob, Stop, ToPool
+from shared.messages import FromPool, PipelineOpened, Prepared, PrepareJob, Stop, ToPool
 from shared.transport import Dealer, FrameTooBig, PeerLost, Router
 
 GENERATION = 0xABCDEF
@@ -80,7 +80,7 @@ async def in_thread(work: Callable[..., T], *arguments: object) -> T:
 async def test_messages_reach_the_addressed_peer(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     peers = {name: dealer(endpoint, name) for name in (b"pool-1", b"pool-10")}
     for peer in peers.values():
-        await in_thread(peer.send, PoolReady(7))
+        await in_thread(peer.send, PipelineOpened(7))
     assert sorted([(await inbox.next())[0], (await inbox.next())[0]]) == [b"pool-1", b"pool-10"]
     assert router.send(b"pool-1", job(1))
     assert router.send(b"pool-10", job(10))
@@ -99,7 +99,7 @@ async def test_a_stalled_reader_gets_all_that_was_accepted_and_the_rest_is_refus
     router: PoolRouter, inbox: Inbox, endpoint: str
 ) -> None:
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(1))
+    await in_thread(peer.send, PipelineOpened(1))
     await inbox.next()
     accepted = 0
     big = PrepareJob(0, 1.0, 1, "image", os.urandom(10_000), b"", [])
@@ -121,12 +121,12 @@ async def test_a_stalled_reader_gets_all_that_was_accepted_and_the_rest_is_refus
 def echo(endpoint: str) -> int:
     """Answer every job until Stop, with traffic that nobody asked for in between; returns how much of it."""
     peer = dealer(endpoint)
-    peer.send(PoolReady(1))
+    peer.send(PipelineOpened(1))
     extra = 0
     while isinstance(message := peer.receive(LIMIT_S), PrepareJob):
         peer.send(answer(message.job))
         if message.job % 7 == 0:
-            peer.send(PoolReady(message.job))
+            peer.send(PipelineOpened(message.job))
             extra += 1
     peer.close()
     return extra
@@ -145,7 +145,7 @@ async def test_nothing_is_stuck_under_bursts_both_ways(router: PoolRouter, inbox
             sent += 1
         for _ in range(dice.choice([1, sent - received])):
             _, message = await inbox.next()
-            if isinstance(message, PoolReady):
+            if isinstance(message, PipelineOpened):
                 extras += 1
                 continue
             assert message == answer(received)
@@ -159,15 +159,15 @@ async def test_nothing_is_stuck_under_bursts_both_ways(router: PoolRouter, inbox
 async def test_an_edge_swallowed_by_a_send_is_not_missed(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     """The loop is kept busy while a message arrives, and a send follows: the message must still be read."""
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(0))
+    await in_thread(peer.send, PipelineOpened(0))
     await inbox.next()
     for number in range(1, 200):
-        thread = threading.Thread(target=peer.send, args=(PoolReady(number),))
+        thread = threading.Thread(target=peer.send, args=(PipelineOpened(number),))
         thread.start()
         thread.join()  # blocks the event loop on purpose
         assert router.send(b"pool-0", job(number))
         _, message = await inbox.next()
-        assert message == PoolReady(number)
+        assert message == PipelineOpened(number)
         assert await in_thread(peer.receive, LIMIT_S) == job(number)
     peer.close()
 
@@ -181,7 +181,7 @@ async def test_more_than_one_turns_worth_of_messages_is_read_without_starving_th
     seen: list[FromPool] = []
     for peer in peers:
         for number in range(100):
-            await in_thread(peer.send, PoolReady(number))
+            await in_thread(peer.send, PipelineOpened(number))
 
     def on_message(_identity: bytes, message: FromPool) -> None:
         seen.append(message)
@@ -206,15 +206,15 @@ async def test_a_failing_handler_is_logged_and_the_next_message_arrives(
     inbox = Inbox()
 
     def on_message(identity: bytes, message: FromPool) -> None:
-        if message == PoolReady(1):
+        if message == PipelineOpened(1):
             raise RuntimeError("a bug")
         inbox.put(identity, message)
 
     router.start(asyncio.get_running_loop(), on_message)
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(1))
-    await in_thread(peer.send, PoolReady(2))
-    assert (await inbox.next())[1] == PoolReady(2)
+    await in_thread(peer.send, PipelineOpened(1))
+    await in_thread(peer.send, PipelineOpened(2))
+    assert (await inbox.next())[1] == PipelineOpened(2)
     assert "a bug" in caplog.text
     peer.close()
 
@@ -234,10 +234,10 @@ def garbage() -> list[list[bytes]]:
         [HEADER + b"\xc6\xff\xff\xff\xffx"],  # four gigabytes of bytes
         [HEADER + b"\x91" * 100_000],  # nested beyond any stack
         [HEADER + b"\x92\xa4nope\x01"],  # no such message
-        [HEADER + b"\x92\xa5ready\xa1x"],  # a field of the wrong type
-        [HEADER + b"\x92\xa5ready\x01", b"one frame too many"],
-        [HEADER, b"\x92\xa5ready\x01", b"", b""],
-        [os.urandom(8) + b"\x92\xa5ready\x01"],
+        [HEADER + b"\x92\xa6opened\xa1x"],  # a field of the wrong type
+        [HEADER + b"\x92\xa6opened\x01", b"one frame too many"],
+        [HEADER, b"\x92\xa6opened\x01", b"", b""],
+        [os.urandom(8) + b"\x92\xa6opened\x01"],
     ]
 
 
@@ -248,8 +248,8 @@ async def test_garbage_is_counted_and_harms_nobody(router: PoolRouter, inbox: In
     frames = garbage()
     for parts in frames:
         raw.send_multipart(parts)
-    raw.send(HEADER + b"\x92\xa5ready\x05")
-    assert (await inbox.next())[1] == PoolReady(5)
+    raw.send(HEADER + b"\x92\xa6opened\x05")
+    assert (await inbox.next())[1] == PipelineOpened(5)
     assert router.stale_frames == 1
     assert router.bad_frames == len(frames) - 1
     assert not CANARY.exists()  # noqa: ASYNC240 - a look, not a wait
@@ -262,7 +262,7 @@ async def test_a_dealer_drops_garbage_and_keeps_its_time_limit(endpoint: str) ->
     raw.setsockopt(zmq.LINGER, 0)
     raw.bind(endpoint)
     peer = dealer(endpoint)
-    peer.send(PoolReady(1))
+    peer.send(PipelineOpened(1))
     identity, _ = await in_thread(raw.recv_multipart)
     frames = garbage()
     for parts in frames:
@@ -278,10 +278,10 @@ async def test_a_dealer_drops_garbage_and_keeps_its_time_limit(endpoint: str) ->
 
 async def test_messages_of_another_life_are_dropped(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     late, live = dealer(endpoint, b"pool-0", GENERATION - 1), dealer(endpoint, b"pool-1")
-    await in_thread(late.send, PoolReady(1))
+    await in_thread(late.send, PipelineOpened(1))
     for number in range(2, 100):
-        await in_thread(live.send, PoolReady(number))
-        assert (await inbox.next())[1] == PoolReady(number)
+        await in_thread(live.send, PipelineOpened(number))
+        assert (await inbox.next())[1] == PipelineOpened(number)
         if router.stale_frames:
             break
     assert router.stale_frames == 1
@@ -299,7 +299,7 @@ async def test_a_frame_over_the_limit_is_refused_where_it_is_made(
     monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
     with pytest.raises(FrameTooBig, match="limit of 1000"):
         peer.send(Prepared(1, [], b"x" * 2000, 0.0))
-    await in_thread(peer.send, PoolReady(1))
+    await in_thread(peer.send, PipelineOpened(1))
     await inbox.next()
     with pytest.raises(FrameTooBig):
         router.send(b"pool-0", PrepareJob(1, 1.0, 1, "image", b"x" * 2000, b"", []))
@@ -320,8 +320,8 @@ async def test_a_peer_that_sends_a_giant_frame_is_cut_off_and_others_are_served(
     raw.connect(endpoint)
     raw.send(HEADER + b"x" * 10_000_000)
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(3))
-    assert (await inbox.next())[1] == PoolReady(3)
+    await in_thread(peer.send, PipelineOpened(3))
+    assert (await inbox.next())[1] == PipelineOpened(3)
     peer.close()
     raw.close()
     router.close()
@@ -330,13 +330,13 @@ async def test_a_peer_that_sends_a_giant_frame_is_cut_off_and_others_are_served(
 
 async def test_an_identity_can_not_be_taken_over(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     first = dealer(endpoint)
-    await in_thread(first.send, PoolReady(1))
+    await in_thread(first.send, PipelineOpened(1))
     await inbox.next()
     thief: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     thief.setsockopt(zmq.LINGER, 0)
     thief.setsockopt(zmq.ROUTING_ID, b"pool-0")
     thief.connect(endpoint)
-    thief.send(HEADER + b"\x92\xa5ready\x63")
+    thief.send(HEADER + b"\x92\xa6opened\x63")
     for number in range(50):
         assert router.send(b"pool-0", job(number))
         assert await in_thread(first.receive, LIMIT_S) == job(number)
@@ -350,7 +350,7 @@ def test_a_dealer_without_a_gateway_says_so_within_its_limit(endpoint: str, monk
     monkeypatch.setattr(transport, "SEND_LIMIT_S", 0.05)
     peer = dealer(endpoint)
     with pytest.raises(PeerLost, match=r"no message for 0\.05 s"):
-        peer.send(PoolReady(1))
+        peer.send(PipelineOpened(1))
     peer.close()
     peer.close()
 
@@ -369,7 +369,7 @@ def test_receive_wakes_for_a_watched_descriptor(endpoint: str) -> None:
 
 async def test_close_is_idempotent_and_ends_reading(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(1))
+    await in_thread(peer.send, PipelineOpened(1))
     await inbox.next()
     router.close()
     router.close()
@@ -386,8 +386,8 @@ async def test_closing_inside_a_handler_is_fine(router: PoolRouter, endpoint: st
 
     router.start(asyncio.get_running_loop(), on_message)
     peer = dealer(endpoint)
-    await in_thread(peer.send, PoolReady(1))
-    await in_thread(peer.send, PoolReady(2))
+    await in_thread(peer.send, PipelineOpened(1))
+    await in_thread(peer.send, PipelineOpened(2))
     await asyncio.wait_for(closed.wait(), LIMIT_S)
     peer.close()
 
@@ -395,12 +395,12 @@ async def test_closing_inside_a_handler_is_fine(router: PoolRouter, endpoint: st
 LAST_WORDS = """
 import sys
 from shared.child import run_main
-from shared.messages import FromPool, PoolReady, ToPool
+from shared.messages import FromPool, PipelineOpened, ToPool
 from shared.transport import Dealer
 def body():
     peer = Dealer(sys.argv[1], ToPool, identity=b"pool-0", generation=int(sys.argv[2]), high_water_mark=100)
     for number in range(100):
-        peer.send(PoolReady(number))
+        peer.send(PipelineOpened(number))
     peer.close()
     return 0
 run_main("test", body)
@@ -410,5 +410,5 @@ run_main("test", body)
 async def test_what_a_process_sent_before_it_left_arrives(router: PoolRouter, inbox: Inbox, endpoint: str) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", LAST_WORDS, endpoint, str(GENERATION))
     for number in range(100):
-        assert (await inbox.next())[1] == PoolReady(number)
+        assert (await inbox.next())[1] == PipelineOpened(number)
     assert await process.wait() == 0

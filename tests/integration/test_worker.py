@@ -21,7 +21,6 @@ from shared.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
-    Stop,
     UnloadModel,
 )
 from shared.tensors import Tensor, as_array
@@ -120,11 +119,11 @@ def codes(done: BatchDone) -> dict[int, str | None]:
     return {answer.item: None if answer.failure is None else answer.failure.code for answer in done.answers}
 
 
-async def test_a_batch_is_answered_and_a_stop_ends_with_0(tmp_path: Path) -> None:
+async def test_a_batch_is_answered_and_sigterm_ends_with_0(tmp_path: Path) -> None:
     version = simulated(tmp_path)
     async with worker_in(tmp_path) as worker, gateway_in(tmp_path / "run") as gateway:
-        ready = await greeted(gateway)
-        assert ready.pid == worker.process.pid
+        await greeted(gateway)
+        assert gateway.hellos[0].pid == worker.process.pid
         assert [(hello.worker, hello.device) for hello in gateway.hellos] == [("worker-0", "simulated")]
         loaded = await load(gateway, "sim", version)
         assert [rows for rows, _ in loaded.batch_s] == [1, 2, 4]
@@ -132,7 +131,7 @@ async def test_a_batch_is_answered_and_a_stop_ends_with_0(tmp_path: Path) -> Non
         done = await gateway.next(BatchDone)
         first, second, third = (as_array(answer.tensors[0], None).tolist() for answer in done.answers)
         assert first == second != third
-        gateway.send(Stop())
+        worker.process.terminate()
         assert await worker.exit_code() == ExitCode.OK
 
 
@@ -163,7 +162,8 @@ async def test_models_stay_loaded_when_the_gateway_dies_and_another_comes(tmp_pa
             gateway.send(batch(item(1, 5)))
             before = await gateway.next(BatchDone)
         async with gateway_in(tmp_path / "run") as gateway:
-            assert (await greeted(gateway)).pid == worker.process.pid
+            await greeted(gateway)
+            assert gateway.hellos[0].pid == worker.process.pid
             again = await load(gateway, "sim", version, model=7)
             assert again.load_s == first.load_s  # told from memory
             gateway.send(batch(item(1, 5), model=7))

@@ -102,9 +102,9 @@ def connect_worker(workers: WorkerClient, *models: int, name: str = "worker-0", 
     welcome = workers.on_hello(Hello(PROTOCOL_VERSION, pid, name, "cpu"), pid)
     if not isinstance(welcome, Welcome):
         raise TypeError(welcome)
-    workers.on_message(welcome.identity, WorkerReady(pid))
+    workers.on_message(welcome.identity, WorkerReady())
     for model in models:
-        workers.on_message(welcome.identity, ModelLoaded(model, [(1, 0.001), (4, 0.001)], 10, "fp32", 0.1))
+        workers.on_message(welcome.identity, ModelLoaded(model, [(1, 0.001), (4, 0.001)], 10, "fp32", 0.1, pads=False))
     return next(worker for worker in workers.workers() if worker.identity == welcome.identity)
 
 
@@ -157,7 +157,7 @@ class FakeProcesses:
             self._ready.append(successor)
         self._on_lost(identity)
         if successor is not None:
-            self._on_message(successor, PoolReady(1))
+            self._on_message(successor, PoolReady())
 
 
 class AnsweringProcesses(FakeProcesses):
@@ -174,7 +174,7 @@ class AnsweringProcesses(FakeProcesses):
             self.prepared += 1
             answer: FromPool = PreparedJob(message.job, [Tensor("x", "UINT8", (1, 4), _bytes(message))], b"\x80", 0.0)
             if message.payload == b"bad!":
-                answer = JobFailed(message.job, Failure("invalid_input", "a bad word", "prepare"))
+                answer = JobFailed(message.job, Failure("invalid_input", "a bad word"))
             asyncio.get_running_loop().call_soon(self.answer, identity, answer)
         return True
 

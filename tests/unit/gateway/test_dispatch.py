@@ -106,7 +106,7 @@ async def test_a_bad_item_fails_alone(bench: Callable[..., Bench]) -> None:
     first, second = batch.items
     answers = [
         ItemAnswer(first.item, first.tensors),
-        ItemAnswer(second.item, [], Failure("invalid_input", "no", "run")),
+        ItemAnswer(second.item, [], Failure("invalid_input", "no")),
     ]
     b.workers.on_message(worker.identity, BatchDone(batch.batch, answers, 0.0, 0.0, 0.0, 2))
     assert (await good).batch_rows == 2
@@ -216,7 +216,7 @@ async def test_a_model_that_fails_to_load_answers_what_waits_for_it(bench: Calla
     b = bench(model)
     worker = connect_worker(b.workers)
     future = await b.submit(model)
-    b.workers.on_message(worker.identity, ModelFailed(1, Failure("not_ready", "weights do not fit", "load")))
+    b.workers.on_message(worker.identity, ModelFailed(1, Failure("not_ready", "weights do not fit")))
     with pytest.raises(NotReady, match="weights do not fit"):
         await asyncio.wait_for(future, LIMIT_S)
 
@@ -256,5 +256,5 @@ def test_padding_counts_where_the_device_computes_it() -> None:
     worker = connect_worker(workers)
     batch = dispatch_module.Batch(dispatch_module.QueueKey(1, ()), [], 3, 4)
     assert work_module.cost_rows(batch, worker) == 3
-    worker.device = "cuda:0"
+    worker.pads.add(1)
     assert work_module.cost_rows(batch, worker) == 4

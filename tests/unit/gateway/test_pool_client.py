@@ -60,10 +60,10 @@ async def test_earliest_deadline_first_and_finishing_before_preparing() -> None:
         client.submit(prepare_job(deadline_s), ())
     client.submit(finish_job(), ())
     processes._ready.append(A)
-    processes.answer(A, PoolReady(1))
+    processes.answer(A, PoolReady())
     for number in (4, 2, 3, 1):
         assert number in [job for _, job in jobs_sent(processes)]
-        processes.answer(A, Finished(number, [], 0.0) if number == 4 else Prepared(number, [], b"", 0.0))
+        processes.answer(A, Finished(number, []) if number == 4 else Prepared(number, [], b"", 0.0))
     assert [job for _, job in jobs_sent(processes)] == [4, 2, 3, 1]
 
 
@@ -71,7 +71,7 @@ async def test_a_failure_is_rebuilt_as_its_error() -> None:
     processes = FakeProcesses(A)
     client, _ = client_of(processes)
     future = client.submit(prepare_job(), ())
-    processes.answer(A, JobFailed(1, Failure("invalid_input", "not an image", "prepare")))
+    processes.answer(A, JobFailed(1, Failure("invalid_input", "not an image")))
     with pytest.raises(InvalidInput, match="not an image"):
         await future
 
@@ -82,7 +82,7 @@ async def test_expired_and_abandoned_jobs_are_never_sent() -> None:
     late, gone = client.submit(prepare_job(0.0), ()), client.submit(prepare_job(), ())
     gone.cancel()
     processes._ready.append(A)
-    processes.answer(A, PoolReady(1))
+    processes.answer(A, PoolReady())
     with pytest.raises(DeadlineExceeded):
         await late
     assert jobs_sent(processes) == []
@@ -161,7 +161,7 @@ async def test_whether_a_pipeline_was_built_is_passed_on() -> None:
     client.open(OpenPipeline(1, "words", "v"))
     assert processes.opened == [OpenPipeline(1, "words", "v")]
     processes.answer(A, PipelineOpened(1))
-    processes.answer(B, PipelineRefused(1, Failure("internal", "no such class", "open")))
+    processes.answer(B, PipelineRefused(1, Failure("internal", "no such class")))
     assert opened[0] == (1, None)
     assert isinstance(opened[1][1], HeadraceError)
 
@@ -198,7 +198,7 @@ async def test_the_smaller_priority_number_is_prepared_first() -> None:
     for priority in (100, 200, 1):
         client.submit(prepare_job(), (), priority)
     processes._ready.append(A)
-    processes.answer(A, PoolReady(1))
+    processes.answer(A, PoolReady())
     processes.answer(A, Prepared(3, [], b"", 0.0))
     assert [job for _, job in jobs_sent(processes)] == [3, 1, 2]
 

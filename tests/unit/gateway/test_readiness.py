@@ -55,7 +55,7 @@ class World:
         return worker
 
     def load(self, worker: Worker, number: int = 1) -> None:
-        self.readiness.model_loaded(worker, ModelLoaded(number, [], 5, "fp32", 0.5))
+        self.readiness.model_loaded(worker, ModelLoaded(number, [], 5, "fp32", 0.5, pads=False))
 
     async def settled(self) -> None:
         async with asyncio.timeout(LIMIT_S):

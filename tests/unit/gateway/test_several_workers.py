@@ -81,7 +81,7 @@ async def test_a_model_that_loads_later_brings_its_worker_in(bench: Made) -> Non
         await b.submit(model)
     assert (len(sent(b, one)), len(sent(b, late))) == (2, 0)
     assert model.workers == 1
-    b.workers.on_message(late.identity, ModelLoaded(1, [(1, 0.5)], 10, "fp32", 0.1))
+    b.workers.on_message(late.identity, ModelLoaded(1, [(1, 0.5)], 10, "fp32", 0.1, pads=False))
     assert len(sent(b, late)) == 2
     assert model.workers == 2
     assert b.dispatch._cost.predict(QueueKey(1, ()), 1) == pytest.approx(10.0)  # learned; a warm-up says no more
@@ -225,10 +225,10 @@ async def test_a_model_that_one_worker_can_not_load_is_run_by_the_other(bench: M
     b = bench(model)
     poor, rich = connect_worker(b.workers, name="worker-0"), connect_worker(b.workers, name="worker-1")
     future = await b.submit(model)
-    b.workers.on_message(poor.identity, ModelFailed(1, Failure("not_ready", "does not fit", "load")))
+    b.workers.on_message(poor.identity, ModelFailed(1, Failure("not_ready", "does not fit")))
     assert not future.done()  # the other one may still load it
     assert poor.failed == {1: "does not fit"}
-    b.workers.on_message(rich.identity, ModelLoaded(1, [(1, 0.001)], 10, "fp32", 0.1))
+    b.workers.on_message(rich.identity, ModelLoaded(1, [(1, 0.001)], 10, "fp32", 0.1, pads=False))
     Playing(b).all(rich)
     await answered(future)
 
@@ -239,7 +239,7 @@ async def test_a_model_that_no_worker_can_load_answers_what_waits(bench: Made) -
     workers = connect_worker(b.workers, name="worker-0"), connect_worker(b.workers, name="worker-1")
     future = await b.submit(model)
     for worker in workers:
-        b.workers.on_message(worker.identity, ModelFailed(1, Failure("not_ready", "does not fit", "load")))
+        b.workers.on_message(worker.identity, ModelFailed(1, Failure("not_ready", "does not fit")))
     with pytest.raises(NotReady, match="does not fit"):
         await answered(future)
 
@@ -255,7 +255,7 @@ async def test_what_waits_for_an_unloaded_model_is_answered(bench: Made) -> None
     b.dispatch.withdraw(model)
     with pytest.raises(NotReady, match="model 'words' was unloaded"):
         await answered(futures[4])
-    b.workers.on_message(workers[0].identity, ModelLoaded(1, [], 10, "fp32", 0.1))  # had crossed the unloading
+    b.workers.on_message(workers[0].identity, ModelLoaded(1, [], 10, "fp32", 0.1, pads=False))  # had crossed the unloading
     assert b.workers.with_model(1) == []
     for worker in workers:
         for batch in sent(b, worker):

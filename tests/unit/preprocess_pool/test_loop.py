@@ -55,10 +55,10 @@ class Stage:
         return Prepared(job.job, [], job.options, 0.0)
 
     def finish(self, job: FinishJob) -> Finished:
-        return Finished(job.job, [], 0.0)
+        return Finished(job.job, [])
 
     def too_big(self, job: PrepareJob | FinishJob) -> JobFailed:
-        return JobFailed(job.job, Failure("too_large", "", "prepare"))
+        return JobFailed(job.job, Failure("too_large", ""))
 
 
 def prepare(job: int, options: bytes = b"") -> PrepareJob:
@@ -78,10 +78,10 @@ def test_every_message_gets_one_answer_in_order() -> None:
     channel = Channel(OpenPipeline(1, "m", "v"), prepare(1), None, finish(2), prepare(3), Stop(), prepare(4))
     assert serve(channel) == ExitCode.OK
     assert channel.sent == [
-        PoolReady(os.getpid()),
+        PoolReady(),
         PipelineOpened(1),
         Prepared(1, [], b"", 0.0),
-        Finished(2, [], 0.0),
+        Finished(2, []),
         Prepared(3, [], b"", 0.0),
     ]
     assert channel.incoming == [prepare(4)]
@@ -90,7 +90,7 @@ def test_every_message_gets_one_answer_in_order() -> None:
 def test_an_answer_too_big_for_a_message_becomes_a_failure() -> None:
     channel = Channel(prepare(1, b"longer than allowed"), prepare(2), Stop(), limit=5)
     assert serve(channel) == ExitCode.OK
-    assert channel.sent[1:] == [JobFailed(1, Failure("too_large", "", "prepare")), Prepared(2, [], b"", 0.0)]
+    assert channel.sent[1:] == [JobFailed(1, Failure("too_large", "")), Prepared(2, [], b"", 0.0)]
 
 
 @pytest.mark.parametrize("answers", [0, 1])

@@ -130,9 +130,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench.close()
 
 
-def failure_of(answer: object) -> tuple[str, str, str]:
+def failure_of(answer: object) -> tuple[str, str]:
     assert isinstance(answer, JobFailed | PipelineRefused)
-    return answer.failure.code, answer.failure.text, answer.failure.stage
+    return answer.failure.code, answer.failure.text
 
 
 def values_of(answer: object, bench: Bench) -> list[Any]:
@@ -208,8 +208,8 @@ def test_tensors_of_the_request_are_copied_out_of_the_arena(bench: Bench) -> Non
 
 
 def test_a_passed_deadline_is_noticed_before_any_work(bench: Bench) -> None:
-    code, text, stage = failure_of(bench.prepare(deadline_s=NOW_S))
-    assert (code, stage) == ("deadline_exceeded", "prepare")
+    code, text = failure_of(bench.prepare(deadline_s=NOW_S))
+    assert code == "deadline_exceeded"
     assert "before preparation started" in text
     assert bench.pipeline.seen == []
     assert isinstance(bench.prepare(deadline_s=NOW_S + 0.001), Prepared)
@@ -217,7 +217,7 @@ def test_a_passed_deadline_is_noticed_before_any_work(bench: Bench) -> None:
 
 def test_foreseen_failures_pass_as_they_are(bench: Bench) -> None:
     bench.pipeline.act = InvalidInput("too short: 4 of 8 bytes")
-    assert failure_of(bench.prepare()) == ("invalid_input", "too short: 4 of 8 bytes", "prepare")
+    assert failure_of(bench.prepare()) == ("invalid_input", "too short: 4 of 8 bytes")
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,19 @@ def test_foreseen_failures_pass_as_they_are(bench: Bench) -> None:
 )
 def test_whatever_an_image_makes_a_decoder_raise_is_the_images_fault(bench: Bench, error: Exception) -> None:
     bench.pipeline.act = error
-    code, text, _ = failure_of(bench.prepare(kind="image"))
+    code, text = failure_of(bench.prepare(kind="image"))
     assert code == "invalid_input"
     assert text == "the image can't be prepared: it is broken or of an unsupported kind"
 
 
 def test_a_mistake_in_another_pipeline_is_internal(bench: Bench) -> None:
     bench.pipeline.act = ValueError("/secret")
-    assert failure_of(bench.prepare()) == ("internal", InternalFault.TEXT, "prepare")
+    assert failure_of(bench.prepare()) == ("internal", InternalFault.TEXT)
 
 
 def test_too_little_memory_names_the_setting(bench: Bench) -> None:
     bench.pipeline.act = MemoryError()
-    code, text, _ = failure_of(bench.prepare(kind="image"))
+    code, text = failure_of(bench.prepare(kind="image"))
     assert code == "invalid_input"
     assert "pool.memory_bytes" in text
 
@@ -287,17 +287,17 @@ def test_finish_reads_outputs_in_the_arena(bench: Bench) -> None:
 
 
 def test_finish_checks_the_deadline(bench: Bench) -> None:
-    assert failure_of(bench.finish(deadline_s=NOW_S))[::2] == ("deadline_exceeded", "finish")
+    assert failure_of(bench.finish(deadline_s=NOW_S))[0] == "deadline_exceeded"
 
 
 def test_one_result_per_row(bench: Bench) -> None:
     bench.pipeline.act = "too few"
-    assert failure_of(bench.finish()) == ("internal", InternalFault.TEXT, "finish")
+    assert failure_of(bench.finish()) == ("internal", InternalFault.TEXT)
 
 
 def test_a_failing_postprocess_is_internal(bench: Bench) -> None:
     bench.pipeline.act = ZeroDivisionError("/secret")
-    assert failure_of(bench.finish()) == ("internal", InternalFault.TEXT, "finish")
+    assert failure_of(bench.finish()) == ("internal", InternalFault.TEXT)
 
 
 def test_outputs_that_are_not_the_specs_are_refused(bench: Bench) -> None:
@@ -308,14 +308,14 @@ def test_outputs_that_are_not_the_specs_are_refused(bench: Bench) -> None:
 
 def test_an_answer_too_big_for_a_message(bench: Bench) -> None:
     job = PrepareJob(7, FOREVER_S, 1, "text", b"", b"", [])
-    assert failure_of(bench.stage.too_big(job))[::2] == ("too_large", "prepare")
+    assert failure_of(bench.stage.too_big(job))[0] == "too_large"
 
 
 # ------------------------------------------------------------------ open
 
 
 def test_an_unknown_model_or_version_is_refused(bench: Bench) -> None:
-    assert failure_of(bench.open("nobody"))[::2] == ("unknown_model", "open")
+    assert failure_of(bench.open("nobody"))[0] == "unknown_model"
     assert failure_of(bench.open("sim", "0123456789abcdef"))[0] == "unknown_version"
 
 
@@ -347,7 +347,7 @@ def test_a_model_whose_settings_are_wrong_is_refused_in_one_sentence(tmp_path: P
     yaml.write_text(yaml.read_text().replace("size:", "sise:"))
     arena = Arena.create(1 << 20)
     attached = AttachedArena.attach(arena.fd, arena.nbytes)
-    code, text, _ = failure_of(Stage(attached, Repository(root)).open(OpenPipeline(3, "sim", "")))
+    code, text = failure_of(Stage(attached, Repository(root)).open(OpenPipeline(3, "sim", "")))
     assert code == "not_ready"
     assert "sise" in text
     assert TRACE not in text

@@ -49,8 +49,6 @@ def serve_with(session_raises: Exception | None, arena: TwoSidedArena, folder: P
     """One gateway's life on a device that is dead when it ends."""
 
     class Session:
-        stopped = False
-
         def __init__(self, *_: object) -> None:
             pass
 

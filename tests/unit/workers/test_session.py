@@ -1,4 +1,3 @@
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from shared.messages import (
     ModelFailed,
     ModelLoaded,
     RunBatch,
-    Stop,
     ToWorker,
     UnloadModel,
     WorkerReady,
@@ -113,7 +111,7 @@ def arena() -> Iterator[TwoSidedArena]:
 
 def serve(arena: TwoSidedArena, dealer: Dealer, pool: Pool | None = None, stop: "NoStop | None" = None) -> Session:
     session = Session(Greeting(dealer), dealer, arena.attached, pool or Pool(loaded(FakeRunner())), lambda: 0.0)  # type: ignore[arg-type]  # fakes
-    session.serve(stop or NoStop(), os.getpid())  # type: ignore[arg-type]  # a fake
+    session.serve(stop or NoStop())  # type: ignore[arg-type]  # a fake
     return session
 
 
@@ -128,8 +126,8 @@ def test_ready_comes_first_then_the_model_then_the_batch(arena: TwoSidedArena) -
     dealer = Dealer([LOAD], [batch(item(5, 1), number=9)], [])
     serve(arena, dealer)
     ready, model, done = dealer.sent
-    assert ready == WorkerReady(os.getpid())
-    assert model == ModelLoaded(1, [(size, 0.001) for size in (1, 2, 4, 8, 16, 32)], 123, "fp32", 0.0)
+    assert ready == WorkerReady()
+    assert model == ModelLoaded(1, [(size, 0.001) for size in (1, 2, 4, 8, 16, 32)], 123, "fp32", 0.0, pads=True)
     assert (done.batch, codes(done)) == (9, {5: None})
 
 
@@ -143,7 +141,7 @@ def test_a_loaded_version_is_confirmed_at_once(arena: TwoSidedArena) -> None:
 
 
 def test_a_version_that_fails_to_load_says_why(arena: TwoSidedArena) -> None:
-    failure = Failure(Code.NOT_READY, "weights lack a", "load")
+    failure = Failure(Code.NOT_READY, "weights lack a")
     dealer = Dealer([LOAD], [batch(item(5, 1))], [])
     serve(arena, dealer, Pool(failure))
     assert dealer.sent[1] == ModelFailed(1, failure)
@@ -198,12 +196,6 @@ def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: 
     assert pool.kept == {Key("toy", VERSION), Key("other", "1" * 16)}
 
 
-def test_stop_ends_after_the_batch_under_way(arena: TwoSidedArena) -> None:
-    dealer = Dealer([LOAD], [batch(item(1, 1))], [Stop()], [batch(item(2, 1))], [])
-    assert serve(arena, dealer).stopped
-    assert [codes(done) for done in dealer.sent if isinstance(done, BatchDone)] == [{1: None}]
-
-
 def test_a_signal_ends_the_session_before_the_next_batch(arena: TwoSidedArena) -> None:
     stop = NoStop()
     runner = FakeRunner()
@@ -215,9 +207,8 @@ def test_a_signal_ends_the_session_before_the_next_batch(arena: TwoSidedArena) -
 
     runner.run = run  # type: ignore[method-assign]  # the signal comes in the middle of a batch
     dealer = Dealer([LOAD], [batch(item(1, 1), number=1), batch(item(2, 1), number=2)], [], [])
-    session = serve(arena, dealer, Pool(loaded(runner)), stop)
+    serve(arena, dealer, Pool(loaded(runner)), stop)
     assert [done.batch for done in dealer.sent if isinstance(done, BatchDone)] == [1]
-    assert not session.stopped
 
 
 def test_a_gateway_that_takes_no_answer_ends_the_session_not_the_process(arena: TwoSidedArena) -> None:
