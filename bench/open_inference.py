@@ -39,7 +39,7 @@ WINDOWS = 3  # perf_analyzer reports nothing from fewer
 DISTURBED_CORES = 0.15
 """What other processes may use of the machine while a line is measured; above, it is measured again."""
 TRIES = 3
-NO_MORE_TRIES_S = 200
+NO_MORE_TRIES_S = 100
 """After the start: from here on every line is measured once, so that the whole stays below five minutes."""
 ZEROS = ("--input-data", "zero")
 """Its random bits make a NaN of every 256th float, and a model's answer that is not finite is refused."""

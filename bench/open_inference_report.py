@@ -40,8 +40,7 @@ def write(rows: list[Row], facts: dict[str, Any], folder: Path | None) -> None:
     kept = page.read_text().partition(BY_HAND)[2] if page.exists() else "\n"
     libraries = ", ".join(f"{name} {machine[name]}" for name in LIBRARIES)
     errors = sum(sum(row.errors.values()) for row in rows)
-    others = max(row.others_cores for row in rows)
-    text = _PAGE.format(tables=tables, libraries=libraries, errors=errors, others=others, **facts, **machine)
+    text = _PAGE.format(tables=tables, libraries=libraries, errors=errors, **facts, **machine)
     page.write_text(text + BY_HAND + kept)
 
 
@@ -49,7 +48,7 @@ def _table(rows: list[Row], model: str) -> str:
     """One model."""
     roles = ["gateway", "pool", "worker", ALONE, CLIENT]
     columns = [role for role in roles if any(f"{row.cpu_ms.get(role, 0.0):.3f}" != "0.000" for row in rows)]
-    header = ["", "in flight", "infer/s", "p50 ms", "p99 ms", "rows/batch", "CPU ms/req", *columns]
+    header = ["", "in flight", "infer/s", "p50 ms", "p99 ms", "rows/batch", "CPU ms/req", *columns, "others"]
     lines = [
         [
             TITLES[row.name],
@@ -60,6 +59,7 @@ def _table(rows: list[Row], model: str) -> str:
             f"{row.batch_rows:.1f}" if row.batch_rows else "",
             f"{row.server_cpu_ms:.3f}",
             *(f"{row.cpu_ms[role]:.3f}" if role in row.cpu_ms else "" for role in columns),
+            f"{row.others_cores:.2f}",
         ]
         for row in rows
     ]
@@ -68,12 +68,15 @@ def _table(rows: list[Row], model: str) -> str:
 
 _PAGE = """# Open Inference Protocol: perf_analyzer against the whole server
 
-Written by `{command}` in {seconds} s. Machine: {cores} cores ({cpu}), Linux {kernel}, Python {python},
-{libraries}. The load generator runs on the same cores.
+Written by `{command}` in {seconds} s. Machine: {cores} cores ({cpu}), Linux {kernel}, Python {python}, {libraries}.
+The load generator runs on the same cores.
 
 perf_analyzer, as tritonclient {tritonclient} brings it, against `headrace serve` with default settings, once per line:
 
     {perf_analyzer}
+
+with zeros as floats (its random bits make NaNs, and outputs that are not finite are refused), and with the JPEG of
+`bench/photo.py` as the classifier's image.
 
 - **gRPC, HTTP**: ModelInfer, and `POST /v2/models/…/infer` with the binary tensor extension.
 - **plain grpc.aio**: the same perf_analyzer, hence the same bytes in, against one process that parses nothing and sends
@@ -82,9 +85,11 @@ perf_analyzer, as tritonclient {tritonclient} brings it, against `headrace serve
 - **rows/batch**: by the server's statistics.
 - **CPU ms/req**: user and system time of all server processes, and of each kind of process, per answered request;
   *load generator* is perf_analyzer's own. All of a run counts, from perf_analyzer's start to its end.
+- **others**: how many cores processes that are no part of the run used meanwhile. A disturbed line is measured again
+  while there is time, and the least disturbed run counts. The further from 0, the worse infer/s and the latencies are;
+  CPU ms/req suffers less.
 
-Failed requests in all runs: {errors}. Other processes used at most {others:.2f} cores while a line was measured: a
-disturbed one is measured again while there is time, and the least disturbed run counts.
+Failed requests in all runs: {errors}.
 
 {tables}
 

@@ -20,9 +20,9 @@ def test_each_model_has_a_table_with_cpu_by_process(capsys: pytest.CaptureFixtur
     write(_rows(), _FACTS, folder=None)
     header, _, server, echo = capsys.readouterr().out.strip().splitlines()[-4:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, server, echo)]
-    assert cells[0][6:] == ["CPU ms/req", "gateway", "worker", ALONE, CLIENT]
-    assert cells[1] == ["gRPC", "4", "100", "1.50", "2.50", "3.0", "0.750", "0.500", "0.250", "", "9.000"]
-    assert cells[2] == ["plain grpc.aio", "4", "400", "0.50", "0.75", "", "0.200", "", "", "0.200", "9.000"]
+    assert cells[0][6:] == ["CPU ms/req", "gateway", "worker", ALONE, CLIENT, "others"]
+    assert cells[1] == ["gRPC", "4", "100", "1.50", "2.50", "3.0", "0.750", "0.500", "0.250", "", "9.000", "0.00"]
+    assert cells[2] == ["plain grpc.aio", "4", "400", "0.50", "0.75", "", "0.200", "", "", "0.200", "9.000", "0.00"]
 
 
 def test_what_was_written_by_hand_survives_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
