@@ -23,7 +23,7 @@ from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
 from shared.errors import DeadlineExceeded, HeadraceError, NotReady, ProcessLost, rebuild
-from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, RunBatch
+from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, ModelNote, RunBatch
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
 
@@ -130,6 +130,9 @@ class Dispatcher:
             return
         for work in self._parked.take(model):
             fail(work, NotReady(error.text))
+
+    def model_noted(self, _worker: Worker, _message: ModelNote) -> None:
+        """The cost model learns from the batches."""
 
     def withdraw(self, model: ServedModel) -> None:
         """The model was unloaded by request: what waits for it is answered now, since nobody will run it."""

@@ -50,7 +50,7 @@ class _ReadOnly(Collector):
 class _OfModel:
     """One model's metrics with labels resolved once."""
 
-    __slots__ = ("batch_rows", "nobody", "outcomes", "request_s", "rows", "stages")
+    __slots__ = ("batch_rows", "nobody", "outcomes", "request_s", "rescued", "rows", "stages")
 
     def __init__(self, metrics: "Metrics", name: str) -> None:
         self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
@@ -59,6 +59,7 @@ class _OfModel:
         self.batch_rows = metrics.batch_rows.labels(name)
         self.rows = metrics.rows.labels(name)
         self.nobody = metrics.rows_for_nobody.labels(name)
+        self.rescued = metrics.rows_rescued.labels(name)
 
 
 class Metrics:
@@ -84,6 +85,12 @@ class Metrics:
         self.rows = Counter("headrace_rows", "Rows computed by a worker.", ("model",), registry=registry)
         self.rows_for_nobody = Counter(
             "headrace_rows_for_nobody", "Rows computed after their caller had left.", ("model",), registry=registry
+        )
+        self.rows_rescued = Counter(
+            "headrace_rows_rescued",
+            "Rows that overflowed in FP16 and were fine in FP32.",
+            ("model",),
+            registry=registry,
         )
         self._models: dict[str, _OfModel] = {}
         self.statistics = Statistics()
@@ -117,6 +124,8 @@ class Metrics:
         self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
         if nobody:
             of_model.nobody.inc(nobody)
+        if done.rows_rescued:
+            of_model.rescued.inc(done.rows_rescued)
 
     def of(self, name: str) -> _OfModel:
         """The metrics of a served model; `unknown` for requests that named none of ours."""

@@ -17,7 +17,7 @@ from gateway.worker_client import Worker
 from shared.clock import now_s
 from shared.errors import HeadraceError, InternalFault
 from shared.logs import get_logger
-from shared.messages import BatchDone, ModelLoaded
+from shared.messages import BatchDone, ModelLoaded, ModelNote
 
 log = get_logger()
 
@@ -132,6 +132,7 @@ class Readiness:
         if model is None or model.state.phase == "unloaded":
             return
         model.state.precision = message.precision
+        model.state.row_cap = message.row_cap
         model.state.memory_bytes = message.memory_bytes
         model.state.load_s = message.load_s
         if model.state.phase != "ready":
@@ -147,6 +148,12 @@ class Readiness:
         here = all(model in on_worker.failed for on_worker in self._workers.values())
         hopeless = here and len(self._seen) >= self._expected_workers
         self._set(failed, "failed" if hopeless else "loading", error.text)
+
+    def model_noted(self, _worker: Worker, message: ModelNote) -> None:
+        """How the model runs now; with several workers, on the one that spoke last."""
+        model = self._model(message.model)
+        if model is not None:
+            model.state.precision, model.state.row_cap = message.precision, message.row_cap
 
     def batch_done(self, _worker: Worker, _message: BatchDone) -> None:
         """The dispatcher notes when a model was last proven."""

@@ -20,6 +20,8 @@ class ModelState(msgspec.Struct):
     precision: str = ""
     memory_bytes: int = 0
     load_s: float = 0.0
+    row_cap: int | None = None
+    """Rows that fit the device's memory at once, learned from running out of it."""
 
 
 class ServerState(Protocol):

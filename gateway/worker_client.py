@@ -16,6 +16,7 @@ from shared.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
+    ModelNote,
     Refused,
     RunBatch,
     ToWorker,
@@ -57,6 +58,9 @@ class WorkerEvents(Protocol):
 
     def model_failed(self, worker: Worker, model: int, error: HeadraceError, /) -> None:
         """A version can't be loaded on this worker."""
+
+    def model_noted(self, worker: Worker, message: ModelNote, /) -> None:
+        """A worker runs a version differently from now on."""
 
     def batch_done(self, worker: Worker, message: BatchDone, /) -> None:
         """A batch came back."""
@@ -186,6 +190,8 @@ class WorkerClient:
             case ModelLoaded() | ModelFailed():
                 if message.model not in self._forgotten:  # else its answer and our UnloadModel have crossed
                     self._loaded(worker, message)
+            case ModelNote():
+                self._tell(lambda events: events.model_noted(worker, message))
 
     def _loaded(self, worker: Worker, message: ModelLoaded | ModelFailed) -> None:
         if isinstance(message, ModelLoaded):

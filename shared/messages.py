@@ -233,6 +233,16 @@ class ModelLoaded(_Message, tag="loaded"):
     """Read, build, move and warm up, together."""
     pads: bool
     """Whether a batch costs what `padded_rows` rows cost."""
+    row_cap: int | None = None
+    """Rows that fit the device's memory at once; None: no limit met."""
+
+
+class ModelNote(_Message, tag="note"):
+    """A loaded version runs differently from now on: FP16 overflowed too often, or the device's memory ran out."""
+
+    model: int
+    precision: str
+    row_cap: int | None
 
 
 class ModelFailed(_Message, tag="load_failed"):
@@ -263,9 +273,11 @@ class BatchDone(_Message, tag="done"):
     """Forward and head, until the outputs are back on the host."""
     rows_run: int
     """Rows really computed (padding not counted)."""
+    rows_rescued: int = 0
+    """Of these, rows that overflowed in FP16 and were computed again in FP32, with success."""
 
 
-FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelFailed | BatchDone
+FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelNote | ModelFailed | BatchDone
 
 
 # ------------------------------------------------------------------ any child → supervisor (inherited pipe)

@@ -167,6 +167,7 @@ class _Batch:
         if items:
             self._attempt(items, "fp32")
         fine = [item for item in items if self._answers[item.message.item].failure is None]
+        self._done.rows_rescued += _rows(fine)
         self._loaded.guard.record(of_rows, _rows(fine))
 
     def _succeed(self, item: BatchItem, outputs: list[Array]) -> None:

@@ -17,6 +17,7 @@ from shared.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
+    ModelNote,
     RunBatch,
     ToWorker,
     UnloadModel,
@@ -107,9 +108,17 @@ class Session:
         if loaded is None:
             done = refuse_all(batch, Code.NOT_READY, "the model is not loaded", self._clock())
         else:
+            before = _manner(loaded)
             done = run_batch(batch, loaded, self._arena, self._clock, self._cancelled)
+            if _manner(loaded) != before:
+                self._note(loaded)
         self._cancelled.difference_update(item.item for item in batch.items)
         self._send_done(batch, done)
+
+    def _note(self, loaded: LoadedVersion) -> None:
+        for model, key in self._models.items():
+            if key == loaded.key:
+                self._dealer.send(ModelNote(model, *_manner(loaded)))
 
     def _send_done(self, batch: RunBatch, done: BatchDone) -> None:
         try:
@@ -148,6 +157,13 @@ class Session:
         return f"<Session models={len(self._models)} batches={len(self._batches)} awaited={len(self._awaited)}>"
 
 
+def _manner(loaded: LoadedVersion) -> tuple[str, int | None]:
+    """How it runs: what a ModelNote tells."""
+    return loaded.precision, loaded.row_cap
+
+
 def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
     runner = loaded.runner
-    return ModelLoaded(model, loaded.batch_s, runner.memory_bytes, loaded.precision, loaded.load_s, runner.pads)
+    return ModelLoaded(
+        model, loaded.batch_s, runner.memory_bytes, loaded.precision, loaded.load_s, runner.pads, loaded.row_cap
+    )

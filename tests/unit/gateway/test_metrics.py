@@ -3,10 +3,12 @@ import asyncio
 import pytest
 from prometheus_client import generate_latest
 
+from gateway.batcher import Batch, QueueKey
 from gateway.metrics import Metrics
 from gateway.request import Request, StageTimes
 from shared.clock import now_s
 from shared.errors import Code, InvalidInput
+from shared.messages import BatchDone
 from shared.pipeline import RawInput
 from tests.support.gateway_parts import served
 
@@ -68,3 +70,12 @@ def test_numbers_that_others_keep_are_read_when_somebody_looks() -> None:
     assert value(metrics, "headrace_waiting") == 7.0
     assert value(metrics, "headrace_things_total", kind="a") == 2.0
     assert value(metrics, "headrace_things_total", kind="b") == 7.0
+
+
+def test_rows_that_only_fp32_could_answer_are_counted() -> None:
+    metrics, model = Metrics(), served()
+    ran = Batch(QueueKey(1, ()), [], 3, 4)
+    for rescued in (0, 2):
+        metrics.batch(model, ran, BatchDone(1, [], 0.0, 0.0, 0.0, 3 + rescued, rescued), nobody=0)
+    assert value(metrics, "headrace_rows_rescued_total", model="words") == 2
+    assert value(metrics, "headrace_rows_total", model="words") == 8

@@ -9,12 +9,12 @@ from gateway.request import StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.state import Phase
-from gateway.worker_client import Worker
+from gateway.worker_client import Worker, WorkerClient
 from shared.errors import InternalFault, NotReady
-from shared.messages import PROTOCOL_VERSION, Hello, ModelLoaded
+from shared.messages import PROTOCOL_VERSION, Hello, ModelLoaded, ModelNote
 from shared.pipeline import Options, RawInput
 from shared.results import Result
-from tests.support.gateway_parts import served
+from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
 
 LIMIT_S = 5.0
 
@@ -232,3 +232,16 @@ async def test_a_refused_pipeline_stays_refused_whatever_workers_say() -> None:
     assert world.models[0].state.phase == "failed"
     assert world.readiness.not_ready_reason() == "model 'words' is not ready: no such class"
     assert world.flow.calls == 0
+
+
+async def test_how_a_model_runs_is_shown_and_follows_the_worker() -> None:
+    world = World()
+    workers = WorkerClient(FakeRouter(), welcome)  # type: ignore[arg-type]  # a fake with the port's names
+    workers.connect([world.readiness])
+    worker = connect_worker(workers)
+    workers.on_message(worker.identity, ModelLoaded(1, [], 5, "fp16", 0.5, pads=True, row_cap=8))
+    state = world.models[0].state
+    assert (state.precision, state.row_cap) == ("fp16", 8)
+    workers.on_message(worker.identity, ModelNote(1, "fp32", 4))
+    assert (state.precision, state.row_cap) == ("fp32", 4)
+    await world.settled()

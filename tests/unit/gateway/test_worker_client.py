@@ -1,5 +1,5 @@
 from gateway.worker_client import WorkerClient
-from shared.messages import KeepModels, LoadModel, UnloadModel
+from shared.messages import KeepModels, LoadModel, ModelLoaded, UnloadModel
 from tests.support.gateway_parts import FakeRouter, connect_worker, welcome
 
 
@@ -26,3 +26,11 @@ def test_a_worker_that_takes_messages_is_told_of_every_change() -> None:
     workers.serve(load)
     workers.forget(1)
     assert [message for _, message in router.sent] == [KeepModels([]), load, UnloadModel(1)]
+
+
+def test_a_worker_says_of_which_models_it_pads_the_batches() -> None:
+    workers, _ = client()
+    worker = connect_worker(workers)
+    for model, pads in ((1, True), (2, False)):
+        workers.on_message(worker.identity, ModelLoaded(model, [], 0, "fp16", 0.1, pads))
+    assert (worker.loaded, worker.pads) == ({1, 2}, {1})

@@ -162,7 +162,7 @@ def test_only_the_item_that_overflows_in_fp16_runs_again_in_fp32(arena: TwoSided
         ([1, OVERFLOW, 3], "fp16"),
         ([OVERFLOW], "fp32"),
     ]
-    assert done.rows_run == 4
+    assert (done.rows_run, done.rows_rescued) == (4, 1)
 
 
 def test_what_is_not_finite_in_fp32_either_is_refused_alone(arena: TwoSidedArena) -> None:
@@ -173,6 +173,7 @@ def test_what_is_not_finite_in_fp32_either_is_refused_alone(arena: TwoSidedArena
         assert codes(done) == {1: None, 2: Code.NONFINITE_OUTPUT, 3: None}
         assert done.answers[1].failure is not None
         assert "1 of 2 row(s)" in done.answers[1].failure.text
+        assert done.rows_rescued == 0
 
 
 def test_a_version_that_overflows_too_often_runs_in_fp32_from_then_on(arena: TwoSidedArena) -> None:

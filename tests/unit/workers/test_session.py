@@ -14,15 +14,17 @@ from shared.messages import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
+    ModelNote,
     RunBatch,
     ToWorker,
     UnloadModel,
     WorkerReady,
 )
 from shared.transport import FrameTooBig, PeerLost
-from tests.support.worker_parts import FakeRunner, TwoSidedArena, batch, item, loaded
+from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
 from workers.backends.base import Forward, Precision
 from workers.model_pool import Key, LoadedVersion
+from workers.precision import LIMIT_ROWS
 from workers.session import Session
 from workers.staging import Inputs
 
@@ -188,6 +190,21 @@ def test_unload_forgets_the_version_unless_another_number_means_it(arena: TwoSid
     serve(arena, dealer, pool)
     assert pool.dropped == [Key("toy", VERSION)]
     assert codes(dealer.sent[-1]) == {1: Code.NOT_READY}
+
+
+def test_a_version_that_runs_differently_from_now_on_is_noted_once(arena: TwoSidedArena) -> None:
+    runner = FakeRunner("fp16", memory_rows=2)
+    overflows = [batch(*(item(number, OVERFLOW) for number in range(LIMIT_ROWS)))]
+    dealer = Dealer([LOAD, LoadModel(2, "toy", VERSION)], overflows, [batch(item(1, OVERFLOW))], [])
+    serve(arena, dealer, Pool(loaded(runner)))
+    notes = [message for message in dealer.sent if isinstance(message, ModelNote)]
+    assert notes == [ModelNote(1, "fp32", 2), ModelNote(2, "fp32", 2)]
+    dealer = Dealer([LoadModel(9, "toy", VERSION)], [])
+    pool = Pool()
+    pool.ready[Key("toy", VERSION)] = version = loaded(runner)
+    version.row_cap = 2
+    serve(arena, dealer, pool)
+    assert dealer.sent[1].row_cap == 2, "the next gateway learns it, too"
 
 
 def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: TwoSidedArena) -> None:
