@@ -37,7 +37,7 @@ def real(repository: Path, model: str) -> tuple[Forward, ImageClassification]:
     """A model of the repository in float32 on the CPU, loaded and run by the worker's own backend."""
     from workers import host  # noqa: PLC0415 - the worker's code only where it is measured
 
-    host.keep_freed_memory()
+    host.keep_batch_memory()
     host.prepare_threads(host.cores())
     from workers.backends import torch_backend, torch_device  # noqa: PLC0415 - torch, only after the settings above
 

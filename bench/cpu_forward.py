@@ -44,7 +44,7 @@ Timing = dict[str, tuple[float, float]]
 def measure(contestant: str, threads: int) -> Timing:
     """Run one contestant in this process, which must not have imported torch yet."""
     if contestant != "plain":
-        host.keep_freed_memory()
+        host.keep_batch_memory()
         host.prepare_threads(threads)
     import torch  # noqa: PLC0415 - only after the settings above
 

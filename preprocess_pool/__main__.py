@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from preprocess_pool import loop
-from preprocess_pool.confine import confine, hide_native_messages, keep_freed_memory
+from preprocess_pool.confine import confine, hide_native_messages, keep_image_memory
 from preprocess_pool.stage import Stage
 from shared import logs
 from shared.arena import AttachedArena
@@ -38,7 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with StopSignal() as stop:
         arena = _attach(arguments.arena_fd, arguments.arena_bytes)
         repository = Repository(settings.repository)
-        keep_freed_memory()
+        keep_image_memory()
         confine(settings.pool)
         dealer: Dealer[ToPool, FromPool] = Dealer(
             arguments.endpoint,

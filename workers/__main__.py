@@ -46,7 +46,7 @@ def _device(settings: Settings, index: int) -> Device:
     if not loading.needs_torch(settings):
         return NoDevice()
     threads = threads_of(settings)
-    host.keep_freed_memory()
+    host.keep_batch_memory()
     host.prepare_threads(threads)
     # Only now: both calls above must come before torch is loaded.
     from workers.backends import torch_device  # noqa: PLC0415
@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
 
 
 def _leave(runtime: RuntimeDir, announcer: Announcer, name: str, lost: DeviceLost) -> None:
-    logs.get_logger().error("device_lost", reason=str(lost), exit_code=int(ExitCode.DEVICE_LOST))
+    logs.get_logger().error("device lost", reason=str(lost), exit_code=int(ExitCode.DEVICE_LOST))
     announcer.failed(name, ExitCode.DEVICE_LOST, str(lost))
     _exit(runtime, ExitCode.DEVICE_LOST)
 

@@ -4,15 +4,10 @@ To be called before torch is imported: the allocator must not have given memory 
 environment once, when it is loaded.
 """
 
-import contextlib
-import ctypes
 import os
 
-from shared.child import limit_library_threads
+from shared.child import keep_freed_memory, limit_library_threads
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 _LARGE = 1 << 30
 
@@ -22,18 +17,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def keep_freed_memory() -> None:
-    """Let malloc reuse large blocks instead of returning them to the kernel after every layer.
+def keep_batch_memory() -> None:
+    """Without it a batch of 32 images spends most of its time on page faults (docs/benchmarks/cpu_forward.md).
 
-    By default glibc maps a block of over 32 MB anew each time and unmaps it when it is freed, and trims the heap's top:
-    a batch of 32 images then spends most of its time on page faults (docs/benchmarks/cpu_forward.md). The price: the
-    process keeps the memory of its largest batch. Does nothing with a C library that has no mallopt.
+    The price: the process keeps the memory of its largest batch. One arena, or the thread that warms up and the one
+    that runs would each keep their own.
     """
-    with contextlib.suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        mallopt(_M_ARENA_MAX, 1)  # or the thread that warms up and the one that runs would each keep their own
+    keep_freed_memory(_LARGE, _NEVER, one_arena=True)
 
 
 def prepare_threads(threads: int) -> None:

@@ -9,7 +9,7 @@ from workers import host
 PROBE = """
 import ctypes, mmap, sys
 from workers import host
-host.keep_freed_memory()
+host.keep_batch_memory()
 host.prepare_threads(3)
 import os
 print(os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
