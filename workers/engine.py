@@ -72,7 +72,7 @@ class _Batch:
         try:
             return _Item(item, [self._view(item, number) for number in range(len(self._loaded.spec.inputs))])
         except (ValueError, KeyError, IndexError) as error:  # the gateway checked this: a bug of ours, of one item only
-            _log.error("unreadable_item", item=item.item, model=self._loaded.key.name, reason=str(error)[:300])
+            _log.error("an item can't be read", item=item.item, model=self._loaded.key.name, reason=str(error)[:300])
             self._fail(item, Code.INTERNAL, InternalFault.TEXT)
             return None
 
@@ -122,9 +122,13 @@ class _Batch:
             self._halve(items, precision, Code.OVERLOADED, "the device has no memory left for this input")
         except Exception as error:  # noqa: BLE001 - networks are users' code and may raise anything, on any input
             if len(items) == 1:
-                _log.exception("item_failed", item=items[0].message.item, model=self._loaded.key.name)
+                _log.exception("an item failed", item=items[0].message.item, model=self._loaded.key.name)
             else:
-                _log.warning("batch_failed", items=len(items), error=f"{type(error).__name__}: {str(error)[:300]}")
+                _log.warning(
+                    "a batch failed and is halved",
+                    items=len(items),
+                    error=f"{type(error).__name__}: {str(error)[:300]}",
+                )
             self._halve(items, precision, Code.INTERNAL, InternalFault.TEXT)
         else:
             self._answer(items, forward, precision)
@@ -174,7 +178,9 @@ class _Batch:
         try:
             tensors = [self._tensor(item, number, output) for number, output in enumerate(outputs)]
         except ValueError as error:  # a slot too small: a bug of ours, of one item only
-            _log.error("output_does_not_fit", item=item.item, model=self._loaded.key.name, reason=str(error)[:300])
+            _log.error(
+                "an output does not fit its slot", item=item.item, model=self._loaded.key.name, reason=str(error)[:300]
+            )
             self._fail(item, Code.INTERNAL, InternalFault.TEXT)
         else:
             self._answers[item.item] = ItemAnswer(item.item, tensors)

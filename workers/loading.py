@@ -49,7 +49,7 @@ class Loader:
             loaded.row_cap = batch_s[-1][0]
         loaded.load_s = now_s() - started_s
         _log.info(
-            "model_loaded",
+            "model loaded",
             model=key.name,
             version=version.version,
             device=self._device.name,
@@ -92,7 +92,9 @@ class Loader:
             except OutOfMemory:
                 if not measured:
                     raise LoadFailed(f"model {name}: {size} row(s) do not fit the device's memory") from None
-                _log.warning("warm_up_out_of_memory", model=name, rows=size, max_rows=measured[-1][0])
+                _log.warning(
+                    "the device is out of memory for larger batches", model=name, rows=size, max_rows=measured[-1][0]
+                )
                 break
         if runner.precision == "fp16":  # the way back from an overflow is warm, too
             _time(runner, [array[: sizes[0]] for array in rows], sizes[0], fp32=True)

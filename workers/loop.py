@@ -51,7 +51,7 @@ class Worker:
         except Refusal as refusal:
             if refusal.reason != self._last_refusal:  # once, not every second
                 self._last_refusal = refusal.reason
-                _log.warning("refused_by_gateway", reason=refusal.reason, retry_s=REFUSED_RETRY_S)
+                _log.warning("the gateway refuses this worker", reason=refusal.reason, retry_s=REFUSED_RETRY_S)
             self._stop.wait(REFUSED_RETRY_S)
             return None
         if greeting is None:
@@ -66,12 +66,12 @@ class Worker:
         try:
             arena = AttachedArena.attach(greeting.arena_fd, welcome.arena_bytes)
         except (ValueError, OSError) as error:
-            _log.error("arena_refused", reason=str(error))
+            _log.error("the gateway's arena can't be used", reason=str(error))
             self._stop.wait(REFUSED_RETRY_S)
             return
-        _log.info("gateway_found", device=self._device.name)
+        _log.info("gateway found", device=self._device.name)
         with contextlib.ExitStack() as stack:
-            stack.callback(_log.info, "gateway_left")
+            stack.callback(_log.info, "gateway left")
             stack.callback(arena.close)
             dealer = self._dealer(greeting)
             stack.callback(dealer.close)

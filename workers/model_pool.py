@@ -46,12 +46,14 @@ class LoadedVersion:
     def lower_row_cap(self, failed_rows: int) -> None:
         """A batch of `failed_rows` did not fit: no larger ones than half of it from now on."""
         self.row_cap = min(self.row_cap or failed_rows, max(1, failed_rows // 2))
-        _log.warning("device_out_of_memory", model=self.key.name, rows=failed_rows, max_rows_from_now=self.row_cap)
+        _log.warning(
+            "the device is out of memory", model=self.key.name, rows=failed_rows, max_rows_from_now=self.row_cap
+        )
 
     def _give_up_fp16(self, rescued: int, rows: int) -> None:
         self.precision = "fp32"
         _log.warning(
-            "switched_to_fp32",
+            "switched to FP32",
             model=self.key.name,
             version=self.key.version,
             reason=f"{rescued} of {rows} rows overflowed in FP16 and were fine in FP32",
@@ -157,7 +159,7 @@ class ModelPool:
         except Exception as error:  # noqa: BLE001 - the user's network and pipeline run here; callers get its type
             told = str(own_code_failed(f"model {key.name} failed its warm-up", error))
             code, text = Code.NOT_READY, told
-        _log.error("model_not_loaded", model=key.name, version=key.version, reason=told)
+        _log.error("model not loaded", model=key.name, version=key.version, reason=told)
         return Failure(code, text)
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class Session:
                 else:
                     self._wait(stop)
         except PeerLost as lost:
-            _log.warning("gateway_lost", reason=str(lost))
+            _log.warning("gateway lost", reason=str(lost))
 
     def _wanted(self, stop: StopSignal) -> bool:
         return not stop.requested and self._greeting.gateway_alive()
@@ -124,7 +124,7 @@ class Session:
         try:
             self._dealer.send(done)
         except FrameTooBig as error:  # outputs that should have had slots; each item still gets its answer
-            _log.error("answer_too_big", batch=batch.batch, reason=str(error))
+            _log.error("an answer is too big for a message", batch=batch.batch, reason=str(error))
             self._dealer.send(refuse_all(batch, Code.INTERNAL, InternalFault.TEXT, done.started_s))
 
     # -------------------------------------------------------------- models

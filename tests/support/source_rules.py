@@ -1,6 +1,7 @@
 """What no file of ours may contain, as functions over a parsed file. Used by tests/architecture."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 
 from tests.support.source import Source
@@ -97,6 +98,16 @@ def no_print(source: Source) -> Iterator[Finding]:
             yield call.lineno, "print"
 
 
+def log_events_are_phrases(source: Source) -> Iterator[Finding]:
+    """An event is a short phrase for people; what varies is in its fields. One style in all processes."""
+    for call, name in _calls(source):
+        first = next(iter(call.args), None)
+        if not source.is_product or not re.search(r"log(ger)?\.(debug|info|warning|error|exception)$", name):
+            continue
+        if isinstance(first, ast.Constant) and "_" in str(first.value):
+            yield call.lineno, str(first.value)
+
+
 RULES: dict[Rule, tuple[str, str]] = {
     no_pickle: ("shared/x.py", "def f():\n    import pickle.x"),
     no_unsafe_load: ("workers/x.py", "torch.load(path, weights_only=flag)"),
@@ -106,6 +117,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     no_assert_in_product: ("gateway/x.py", "assert True"),
     no_bare_sleep_in_tests: ("tests/x.py", "async def f():\n    x = 1\n    await asyncio.sleep(1)"),
     no_print: ("gateway/x.py", "print(1)"),
+    log_events_are_phrases: ("workers/x.py", "_log.info('model_loaded')"),
 }
 """Every rule with a file that breaks it: a rule that can't fail is none."""
 

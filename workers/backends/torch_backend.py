@@ -126,10 +126,10 @@ def _agree(plain: nn.Module, faster: nn.Module, pipeline: Pipeline[Any], device:
     try:
         drift = _drift(plain, faster, pipeline, device)
     except Exception as error:  # noqa: BLE001 - the plain network is there: speed is not worth a failed start
-        _log.warning("faster_network_failed", model=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+        _log.warning("the faster network failed", model=name, error=f"{type(error).__name__}: {str(error)[:300]}")
         return False
     if drift > MAX_DRIFT:
-        _log.warning("faster_network_differs", model=name, relative_difference=drift, limit=MAX_DRIFT)
+        _log.warning("the faster network differs", model=name, relative_difference=drift, limit=MAX_DRIFT)
     return drift <= MAX_DRIFT
 
 

@@ -126,7 +126,7 @@ class CudaDevice(TorchDevice):
         if code == 0:
             self._registered = address
         else:
-            _log.warning("arena_not_pinned", cuda_error=code, effect="one more copy per row on the host")
+            _log.warning("the arena is not pinned", cuda_error=code, effect="one more copy per row on the host")
 
     def detach(self) -> None:
         """Wait for the device, then unregister: afterwards the memory may be unmapped. Idempotent."""
