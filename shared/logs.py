@@ -97,6 +97,23 @@ def _to_json(event: EventDict, **_ignored: object) -> str:
     return msgspec.json.encode(event, enc_hook=str).decode()
 
 
+class Seldom:
+    """One line in `every_s` seconds, and how many were left out: for what may go wrong with every request."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        self._every_s = every_s
+        self._next_s = float("-inf")
+        self._left_out = 0
+
+    def due(self, now_s: float) -> int | None:
+        """How many were left out since the last line; None: leave this one out, too."""
+        if now_s < self._next_s:
+            self._left_out += 1
+            return None
+        left_out, self._left_out, self._next_s = self._left_out, 0, now_s + self._every_s
+        return left_out
+
+
 def get_logger(**context: Any) -> FilteringBoundLogger:  # noqa: ANN401 - any value that has a text form
     """A logger; fields given here go with every line."""
     logger: FilteringBoundLogger = structlog.get_logger(**context)

@@ -159,10 +159,7 @@ FromPool: TypeAlias = PoolReady | PipelineOpened | PipelineRefused | Prepared | 
 
 
 class KeepModels(_Message, tag="keep"):
-    """All versions that this gateway serves, right after WorkerReady: the worker forgets those of earlier gateways.
-
-    No answer; a LoadModel for each of them follows.
-    """
+    """Right after WorkerReady: forget all versions but these (earlier gateways had others); LoadModels follow."""
 
     models: list[tuple[str, str]]
     """Name and version."""

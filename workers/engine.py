@@ -121,17 +121,26 @@ class _Batch:
             self._loaded.lower_row_cap(_rows(items))
             self._halve(items, precision, Code.OVERLOADED, "the device has no memory left for this input")
         except Exception as error:  # noqa: BLE001 - networks are users' code and may raise anything, on any input
-            if len(items) == 1:
-                _log.exception("an item failed", item=items[0].message.item, model=self._loaded.key.name)
-            else:
-                _log.warning(
-                    "a batch failed and is halved",
-                    items=len(items),
-                    error=f"{type(error).__name__}: {str(error)[:300]}",
-                )
+            self._log_failure(items, error)
             self._halve(items, precision, Code.INTERNAL, InternalFault.TEXT)
         else:
             self._answer(items, forward, precision)
+
+    def _log_failure(self, items: list[_Item], error: Exception) -> None:
+        """One trace and one line on halving per model every few seconds, however many rows its network raises on."""
+        model = self._loaded
+        seldom = model.failed_items if len(items) == 1 else model.failed_batches
+        left_out = seldom.due(self._clock())
+        if left_out is None:
+            return
+        if len(items) == 1:
+            number = items[0].message.item
+            _log.error("an item failed", item=number, model=model.key.name, left_out=left_out, exc_info=error)
+        else:
+            what = f"{type(error).__name__}: {str(error)[:300]}"
+            _log.warning(
+                "a batch failed and is halved", items=len(items), model=model.key.name, left_out=left_out, error=what
+            )
 
     def _forward(self, items: list[_Item], precision: Precision) -> Forward:
         rows = _rows(items)

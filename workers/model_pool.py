@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shared.errors import Code, HeadraceError, StartupError
-from shared.logs import get_logger
+from shared.logs import Seldom, get_logger
 from shared.messages import Failure
 from shared.pipeline import Pipeline
 from shared.pipeline_loader import own_code_failed
@@ -36,6 +36,8 @@ class LoadedVersion:
         self.load_s = 0.0
         self.precision: Precision = runner.precision
         self.guard = OverflowGuard(self._give_up_fp16)
+        self.failed_items, self.failed_batches = Seldom(), Seldom()
+        """A network that raises on every row must not fill the log."""
         self.row_cap: int | None = None
         """Rows that fit the device's memory, learned from running out of it; None: no limit met."""
 

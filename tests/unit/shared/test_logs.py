@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from shared.logs import bind_request, configure, get_logger
+from shared.logs import Seldom, bind_request, configure, get_logger
 from shared.settings import LogSettings
 
 
@@ -98,3 +98,8 @@ def test_a_closed_stderr_does_not_raise() -> None:
     configure("gateway", LogSettings(format="json"), stream)
     stream.close()
     get_logger().error("nobody reads this")
+
+
+def test_of_what_happens_often_few_lines_are_written_and_the_others_counted() -> None:
+    seldom = Seldom(every_s=10.0)
+    assert [seldom.due(now_s) for now_s in (5.0, 6.0, 14.9, 15.0, 15.1, 40.0)] == [0, None, None, 2, None, 1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.typing import EventDict
 
 from shared.errors import Code
 from shared.messages import BatchDone, BatchItem, RunBatch
@@ -241,3 +242,18 @@ def test_refuse_all_answers_each_item_once() -> None:
     done = refuse_all(batch(item(1, 1), item(2, 1)), Code.NOT_READY, "not loaded", 3.0)
     assert codes(done) == {1: Code.NOT_READY, 2: Code.NOT_READY}
     assert done.started_s == 3.0
+
+
+def test_a_model_that_raises_on_every_row_writes_few_traces(arena: TwoSidedArena, logged: list[EventDict]) -> None:
+    version = loaded(FakeRunner())
+    poison = batch(*(item(number, POISON) for number in range(32)))
+    for now_s in (0.0, 5.0, 11.0):
+        run(poison, version, arena, now_s=now_s)
+    traces = [line for line in logged if line["event"] == "an item failed"]
+    assert [line["left_out"] for line in traces] == [0, 63]
+    assert [str(line["exc_info"]) for line in traces] == ["bad row in here"] * 2
+    halvings = [line for line in logged if line["event"] == "a batch failed and is halved"]
+    assert [(line["items"], line["left_out"]) for line in halvings] == [(32, 0), (32, 61)]
+    other = loaded(FakeRunner())
+    run(batch(item(1, POISON)), other, arena, now_s=12.0)
+    assert logged[-1]["left_out"] == 0, "each model has its own"
