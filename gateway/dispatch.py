@@ -2,8 +2,7 @@
 
 All decisions are the batcher's (pure policy); this file owns the timers, the futures and the consequences of a
 worker's death. Of several workers that have a model, its next batch goes to the one that should be done first. A batch
-is staged behind a running one only when it is full or the running one is about to end: a staged batch can't grow any
-more.
+is staged behind a running one only when it is full or the running one is about to end: staged, it can't grow any more.
 """
 
 import asyncio
@@ -13,19 +12,20 @@ from functools import partial
 from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
 from gateway.hangs import Hangs
-from gateway.inflight import Entry, InFlight
+from gateway.inflight import InFlight
 from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.running import Ran, Running, RunningBatches
 from gateway.served import ServedModel
-from gateway.work import Outcome, Work, batch_item, cost_rows, fail
+from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart
 from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
-from shared.errors import DeadlineExceeded, HeadraceError, NotReady, ProcessLost, rebuild
+from shared.errors import DeadlineExceeded, HeadraceError, NotReady, rebuild
 from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, ModelNote, RunBatch
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
+from shared.transport import FrameTooBig
 
 
 class Dispatcher:
@@ -167,7 +167,7 @@ class Dispatcher:
         suspects = {item.item for item in running.batch.items} if running is not None else set()
         self._count_workers()
         for entry in self._inflight.lost(worker.holder):
-            self._retry(entry, suspect=entry.job.queued.item in suspects)
+            self._retry(entry.job, suspect=entry.job.queued.item in suspects)
         for work in [work for work in self._waiting.values() if not self._workers.with_model(work.model.number)]:
             self._batcher.remove(work.queued.item)
             self._park(work)
@@ -231,7 +231,13 @@ class Dispatcher:
         number = self._next_batch
         self._next_batch += 1
         message = RunBatch(number, batch.key.model, [batch_item(work) for work in alive], batch.padded_rows)
-        if not self._workers.send(worker, message):
+        try:
+            sent = self._workers.send(worker, message)
+        except FrameTooBig:
+            for work in set_apart(alive):
+                self._enqueue(work)
+            return True
+        if not sent:
             worker.reachable = False  # it is just dying: its loss is reported next
             for work in alive:
                 self._enqueue(work)
@@ -271,17 +277,9 @@ class Dispatcher:
             work.future.set_result(Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch.rows))
         return 0
 
-    def _retry(self, entry: Entry[Work], *, suspect: bool) -> None:
-        work = entry.job
-        if work.future.done():
-            return
-        if suspect:  # what was only staged behind the running batch can't have ended the worker
-            work.deaths += 1
-            if work.deaths > 1:
-                fail(work, ProcessLost("the worker was lost twice while it ran this input"))
-                return
-            work.queued.alone = True  # a suspect takes nobody with it
-        self._enqueue(work)
+    def _retry(self, work: Work, *, suspect: bool) -> None:
+        if may_try_again(work, suspect=suspect):
+            self._enqueue(work)
 
     def _left(self, number: int) -> None:
         """The request has gone: out of the queue at once; if a worker has it, tell the worker."""

@@ -10,10 +10,13 @@ from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.state import ModelState
 from gateway.worker_client import WorkerClient
-from shared.errors import NotReady, StartupError, UnknownModel
+from shared.errors import HeadraceError, NotReady, StartupError, UnknownModel
+from shared.logs import get_logger
 from shared.messages import LoadModel, OpenPipeline
 from shared.repository import Repository
 from shared.settings import Settings
+
+log = get_logger()
 
 LOAD_LIMIT_S = 120.0
 """How long a load request waits for the proof; the load itself goes on. Large models on cold disks take a minute."""
@@ -31,6 +34,7 @@ class ModelControl:
         self._pool = pool
         self._workers = workers
         self._readiness: Readiness
+        self._locks: dict[str, asyncio.Lock] = {}
         self._next_number = 1 + max((model.number for model in routing.models()), default=0)
 
     def connect(self, readiness: Readiness) -> None:
@@ -48,19 +52,18 @@ class ModelControl:
         self._workers.serve(LoadModel(model.number, model.name, model.version))
 
     async def load(self, name: str) -> None:
-        """Serve a model of the repository and wait until it has answered a real batch; nothing to do when it has.
+        """Serve a model of the repository at its current version and wait until it has answered a real batch.
 
-        Raises UnknownModel when the repository has none of that name, NotReady when it can't be loaded.
+        Nothing to do for one that is served already. Raises UnknownModel when the repository has none of that name,
+        NotReady when it can't be loaded.
         """
-        model = self._find(name)
-        if model is None:
-            model = self._from_repository(name)
-            self._routing.add(model)
-        elif model.state.phase != "unloaded":
-            await self._settled(model)
-            return
-        self._readiness.wanted(model)
-        self.serve(model)
+        async with self._locks.setdefault(name, asyncio.Lock()):  # one entry for each name that was ever found
+            model = self._find(name)
+            if model is None or model.state.phase == "unloaded":
+                model = await self._from_repository(name, model)
+                self._routing.add(model)
+                self._readiness.wanted(model)
+                self.serve(model)
         await self._settled(model)
 
     async def unload(self, name: str) -> None:
@@ -78,13 +81,26 @@ class ModelControl:
     def _find(self, name: str) -> ServedModel | None:
         return next((model for model in self._routing.models() if model.name == name), None)
 
-    def _from_repository(self, name: str) -> ServedModel:
+    async def _from_repository(self, name: str, before: ServedModel | None) -> ServedModel:
+        """The model at its current version; the one `before` when that is still current."""
+        number, self._next_number = self._next_number, self._next_number + 1
         try:
-            model = served_model(Repository(self._settings.repository), self._settings, self._next_number, name)
+            model = await asyncio.to_thread(self._read, number, name)  # disk, and a user's constructor
+        except HeadraceError:
+            if before is None:
+                del self._locks[name]
+            raise
         except StartupError as error:
             raise NotReady(f"model {name[:100]!r} can't be loaded: {error.text}") from error
-        self._next_number += 1
-        return model
+        except Exception as error:
+            log.exception("model can't be described", model=name)
+            raise NotReady(
+                f"model {name[:100]!r} can't be loaded: its pipeline raised {type(error).__name__}"
+            ) from error
+        return before if before is not None and before.version == model.version else model
+
+    def _read(self, number: int, name: str) -> ServedModel:
+        return served_model(Repository(self._settings.repository), self._settings, number, name)
 
     async def _settled(self, model: ServedModel) -> None:
         """Wait until the model is ready or has failed."""

@@ -21,6 +21,7 @@ from shared.errors import (
     InternalFault,
     InvalidInput,
     Poison,
+    TooLarge,
     rebuild,
 )
 from shared.logs import get_logger
@@ -36,6 +37,7 @@ from shared.messages import (
     Prepared,
     PrepareJob,
 )
+from shared.transport import FrameTooBig
 
 log = get_logger()
 
@@ -142,7 +144,13 @@ class PoolClient:
                 self.expired += 1
                 job.future.set_exception(DeadlineExceeded("the deadline passed before preparation started"))
                 continue
-            if not self._processes.send(identity, job.message):  # its queue is full or it is just dying
+            try:
+                sent = self._processes.send(identity, job.message)
+            except FrameTooBig:
+                text = "the input is larger than one message between the server's processes can be"
+                job.future.set_exception(TooLarge(text))
+                continue
+            if not sent:  # its queue is full or it is just dying
                 self._push(job)
                 return
             self._inflight.add(job.message.job, job, _holder(identity), job.slots, now)

@@ -7,7 +7,7 @@ from gateway.batcher import Batch, QueuedItem
 from gateway.leases import Lease
 from gateway.served import ServedModel
 from gateway.worker_client import Worker
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, LostTwice, TooLarge
 from shared.messages import BatchItem
 from shared.tensors import Tensor
 
@@ -64,3 +64,29 @@ def fail(work: Work, error: HeadraceError) -> None:
     """Answer with a failure, unless the request has gone."""
     if not work.future.done():
         work.future.set_exception(error)
+
+
+def set_apart(works: list[Work]) -> list[Work]:
+    """Items whose inline tensors are together over what one message can carry: each is to travel alone from now on.
+
+    One that is too large by itself is answered, and not returned.
+    """
+    if len(works) == 1:
+        fail(works[0], TooLarge("the input is larger than one message between the server's processes can be"))
+        return []
+    for work in works:
+        work.queued.alone = True
+    return works
+
+
+def may_try_again(work: Work, *, suspect: bool) -> bool:
+    """After the death of its worker: once more, alone if it may have been the cause; the second time it is answered."""
+    if work.future.done():
+        return False
+    if suspect:  # what was only staged behind the running batch can't have ended the worker
+        work.deaths += 1
+        if work.deaths > 1:
+            fail(work, LostTwice("the worker was lost twice while it ran this input"))
+            return False
+        work.queued.alone = True  # a suspect takes nobody with it
+    return True

@@ -131,10 +131,13 @@ class WorkerClient:
             handle = os.pidfd_open(worker.pid)  # no race with a reused pid: its greeting stream is still open
         except ProcessLookupError:
             return
+        except OSError as error:  # no descriptor left, or a pid of another namespace
+            log.error("hung worker can't be killed", worker=worker.name, reason=str(error))  # noqa: TRY400 - foreseen
+            return
         try:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError) as error:
-            log.warning("hung worker could not be killed", worker=worker.name, error=str(error))
+        except OSError as error:
+            log.error("hung worker can't be killed", worker=worker.name, reason=str(error))  # noqa: TRY400 - foreseen
         finally:
             os.close(handle)
 

@@ -7,9 +7,10 @@ from gateway import dispatch as dispatch_module
 from gateway import work as work_module
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import FOREVER_S
-from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost
-from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed
+from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost, TooLarge
+from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed, RunBatch
 from shared.settings import WorkerSettings
+from shared.transport import FrameTooBig
 from tests.support.dispatch_bench import Bench
 from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
 
@@ -258,3 +259,55 @@ def test_padding_counts_where_the_device_computes_it() -> None:
     assert work_module.cost_rows(batch, worker) == 3
     worker.pads.add(1)
     assert work_module.cost_rows(batch, worker) == 4
+
+
+async def test_a_batch_too_large_for_one_message_travels_in_parts(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served(max_rows=4)
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    send = b.router.send
+
+    def narrow(identity: bytes, message: object) -> bool:
+        if isinstance(message, RunBatch) and len(message.items) > 1:
+            raise FrameTooBig("over the limit")
+        return send(identity, message)  # type: ignore[arg-type]  # whatever the dispatcher sends
+
+    monkeypatch.setattr(b.router, "send", narrow)
+    coming = await b.lease(model, prepared=False)
+    futures = [await b.submit(model)]
+    coming.prepared()
+    futures.append(b.dispatch.submit(model, [], coming, FOREVER_S))
+    answered = 0
+    while answered < len(b.router.batches()):
+        b.answer(worker, b.router.batches()[answered])
+        answered += 1
+    assert [(await asyncio.wait_for(future, LIMIT_S)).batch_rows for future in futures] == [1, 1]
+
+
+async def test_an_item_too_large_for_any_message_is_answered(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served()
+    b = bench(model)
+    connect_worker(b.workers, 1)
+
+    def closed(_identity: bytes, _message: object) -> bool:
+        raise FrameTooBig("over the limit")
+
+    monkeypatch.setattr(b.router, "send", closed)
+    with pytest.raises(TooLarge, match="one message between"):
+        await asyncio.wait_for(await b.submit(model), LIMIT_S)
+
+
+async def test_two_deaths_while_alone_mark_the_input_as_poison(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    future = await b.submit(model)
+    b.workers.on_lost(worker.identity)
+    b.workers.on_lost(connect_worker(b.workers, 1).identity)
+    with pytest.raises(ProcessLost) as caught:
+        await future
+    assert caught.value.poison
