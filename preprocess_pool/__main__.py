@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from preprocess_pool import loop
-from preprocess_pool.confine import confine, hide_native_messages, keep_image_memory
+from preprocess_pool.confine import CpuLimit, confine, hide_native_messages, keep_image_memory
 from preprocess_pool.stage import Stage
 from shared import logs
 from shared.arena import AttachedArena
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
             high_water_mark=_HIGH_WATER_MARK,
         )
         try:
-            return loop.serve(dealer, Stage(arena, repository), stop)
+            return loop.serve(dealer, Stage(arena, repository), stop, CpuLimit(settings.pool.job_limit_ms))
         finally:
             dealer.close()
             arena.close()

@@ -4,6 +4,7 @@ import faulthandler
 import os
 import resource
 import sys
+import time
 
 from shared.child import keep_freed_memory, limit_address_space
 from shared.settings import PoolSettings
@@ -29,6 +30,33 @@ def confine(settings: PoolSettings) -> None:
     # A decoder that crashes would otherwise leave a caller's image on the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_address_space(settings.memory_bytes)
+
+
+class CpuLimit:
+    """CPU seconds of one job, counted by the kernel: it ends the process (SIGXCPU) even if the gateway is stuck itself.
+
+    RLIMIT_CPU counts a process's whole life, so it is set anew for each job: 1 µs. The margin leaves the first word to
+    the gateway, which kills at `pool.job_limit_ms` of real time and can then tell the caller why.
+    """
+
+    MARGIN_S = 2.0
+
+    def __init__(self, job_limit_ms: float) -> None:
+        self._allowed_s = job_limit_ms / 1000 + self.MARGIN_S
+        self._hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+    def job(self) -> None:
+        """A job starts."""
+        self._set(int(time.process_time() + self._allowed_s) + 1)  # the kernel counts whole seconds
+
+    def lift(self) -> None:
+        """What comes next may take as long as it needs: a pipeline is built."""
+        self._set(self._hard)
+
+    def _set(self, soft: int) -> None:
+        if self._hard != resource.RLIM_INFINITY:
+            soft = min(soft, self._hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, self._hard))
 
 
 def keep_image_memory() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from preprocess_pool.confine import CpuLimit
 from preprocess_pool.stage import Stage
 from shared.child import StopSignal
 from shared.errors import ExitCode
@@ -22,7 +23,7 @@ class Channel(Protocol):
         """The next message; None when a watched descriptor became ready."""
 
 
-def serve(channel: Channel, stage: Stage, stop: StopSignal) -> int:
+def serve(channel: Channel, stage: Stage, stop: StopSignal, cpu: CpuLimit) -> int:
     """Announce the process and work until Stop or a signal; the present job is always answered. Returns the exit code.
 
     Waits without limit: when the gateway dies, the kernel kills this process.
@@ -35,17 +36,19 @@ def serve(channel: Channel, stage: Stage, stop: StopSignal) -> int:
             if isinstance(message, Stop):
                 break
             if message is not None:
-                _answer(channel, stage, message)
+                _answer(channel, stage, message, cpu)
     except PeerLost as error:
         log.warning("the gateway is lost", reason=str(error))
         return ExitCode.PEER_LOST
     return ExitCode.OK
 
 
-def _answer(channel: Channel, stage: Stage, message: OpenPipeline | PrepareJob | FinishJob) -> None:
+def _answer(channel: Channel, stage: Stage, message: OpenPipeline | PrepareJob | FinishJob, cpu: CpuLimit) -> None:
     if isinstance(message, OpenPipeline):
+        cpu.lift()
         channel.send(stage.open(message))
         return
+    cpu.job()
     answer = stage.prepare(message) if isinstance(message, PrepareJob) else stage.finish(message)
     try:
         channel.send(answer)

@@ -127,6 +127,7 @@ async def test_it_neither_has_torch_nor_a_gpu_nor_open_doors(pool: Pool) -> None
     assert not any("torch" in mapped.path for mapped in process.memory_maps())
     assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
     assert process.rlimit(psutil.RLIMIT_AS)[0] < 4 << 30
+    assert 7 <= process.rlimit(psutil.RLIMIT_CPU)[0] < 7 + LIMIT_S  # for one job, beyond what the start has used
     assert process.net_connections(kind="inet") == []
 
 

@@ -69,9 +69,22 @@ def finish(job: int) -> FinishJob:
     return FinishJob(job, 0.0, 1, b"", b"", [])
 
 
-def serve(channel: Channel) -> int:
+class Cpu:
+    """What the limit was set to, in order."""
+
+    def __init__(self) -> None:
+        self.limits: list[str] = []
+
+    def job(self) -> None:
+        self.limits.append("job")
+
+    def lift(self) -> None:
+        self.limits.append("none")
+
+
+def serve(channel: Channel, cpu: Cpu | None = None) -> int:
     with StopSignal() as stop:
-        return loop.serve(channel, Stage(), stop)  # type: ignore[arg-type]  # a fake that shares the stage's names
+        return loop.serve(channel, Stage(), stop, cpu or Cpu())  # type: ignore[arg-type]  # fakes that share the names
 
 
 def test_every_message_gets_one_answer_in_order() -> None:
@@ -85,6 +98,12 @@ def test_every_message_gets_one_answer_in_order() -> None:
         Prepared(3, [], b"", 0.0),
     ]
     assert channel.incoming == [prepare(4)]
+
+
+def test_each_job_gets_cpu_time_of_its_own_and_building_a_pipeline_is_not_limited() -> None:
+    cpu = Cpu()
+    serve(Channel(prepare(1), OpenPipeline(1, "m", "v"), finish(2), prepare(3), Stop()), cpu)
+    assert cpu.limits == ["job", "none", "job", "job"]
 
 
 def test_an_answer_too_big_for_a_message_becomes_a_failure() -> None:
