@@ -255,7 +255,8 @@ async def test_what_waits_for_an_unloaded_model_is_answered(bench: Made) -> None
     b.dispatch.withdraw(model)
     with pytest.raises(NotReady, match="model 'words' was unloaded"):
         await answered(futures[4])
-    b.workers.on_message(workers[0].identity, ModelLoaded(1, [], 10, "fp32", 0.1, pads=False))  # had crossed the unloading
+    crossed = ModelLoaded(1, [], 10, "fp32", 0.1, pads=False)  # was on its way when the model was unloaded
+    b.workers.on_message(workers[0].identity, crossed)
     assert b.workers.with_model(1) == []
     for worker in workers:
         for batch in sent(b, worker):
