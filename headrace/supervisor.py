@@ -141,11 +141,13 @@ class Supervisor:
         Who did its work in this life may have met an input that ends it, and the gateway keeps those away.
         """
         now = self._clock()
+        if served:
+            kept.backoff.worked()
         kept.backoff.failed(now)
         delay_s = kept.backoff.next_delay_s(now)
         failures = kept.backoff.failures_in_a_row
         name, why, kept.last_failure = kept.command.name, kept.last_failure, ""
-        if failures >= self._settings.max_failures and not served and not self._others_serve(kept):
+        if failures >= self._settings.max_failures and not self._others_serve(kept):
             log.error("gave up", child=name, failures=failures, last=why, setting="supervisor.max_failures")
             if not self._outcome.done():
                 self._outcome.set_result(ExitCode.INTERNAL)

@@ -42,6 +42,10 @@ class Backoff:
         """The process was started."""
         self._started_s = now_s
 
+    def worked(self) -> None:
+        """The process did its work in this life: whatever ended others before it is over."""
+        self.failures_in_a_row = 0
+
     def failed(self, now_s: float) -> None:
         """The process has ended without being asked to, or could not be started."""
         was_stable = self._started_s is not None and now_s - self._started_s >= self._stable_s

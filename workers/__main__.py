@@ -1,6 +1,7 @@
 """`python -m workers`: settings, build, announce, loop. One process per device; `--index` numbers them."""
 
 import argparse
+import functools
 import os
 import sys
 from pathlib import Path
@@ -66,9 +67,11 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
         pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
         for key in loading.served(settings):  # ahead of the gateway, which asks for the same ones
             pool.want(key)
-        announcer.ready(name, f"{name} on {device.name}")
+        worker = Worker(name, runtime.gateway_socket(), device, pool, stop)
+        # Ready is who has done work: the supervisor gives up on a worker that never does.
+        worker.worked = functools.cache(lambda: announcer.ready(name, f"{name} on {device.name}"))
         try:
-            Worker(name, runtime.gateway_socket(), device, pool, stop).run()
+            worker.run()
         except DeviceLost as lost:
             _leave(runtime, announcer, name, lost)
         if not pool.close(LOADER_LIMIT_S):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from shared.arena import AttachedArena
@@ -35,6 +36,8 @@ class Worker:
         self._stop = stop
         self._hello = Hello(PROTOCOL_VERSION, os.getpid(), name, device.name)
         self._last_refusal = ""
+        self.worked: Callable[[], None] = lambda: None
+        """Called after each batch that computed something."""
 
     def run(self) -> None:
         """Serve gateways until a stop is asked for. Raises DeviceLost."""
@@ -78,6 +81,7 @@ class Worker:
             stack.push(self._detach)
             self._device.attach(arena.memory)
             session = Session(greeting, dealer, arena, self._pool, now_s)
+            session.worked = self.worked
             session.serve(self._stop)
 
     @staticmethod

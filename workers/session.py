@@ -1,6 +1,7 @@
 """One gateway's life as the worker sees it: from the greeting until its stream ends or this process is to stop."""
 
 from collections import deque
+from collections.abc import Callable
 
 from shared.arena import AttachedArena
 from shared.child import StopSignal
@@ -55,6 +56,8 @@ class Session:
         self._awaited: dict[Key, list[int]] = {}
         self._batches: deque[RunBatch] = deque()
         self._cancelled: set[int] = set()
+        self.worked: Callable[[], None] = lambda: None
+        """Called after each batch that computed something."""
 
     def serve(self, stop: StopSignal) -> None:
         """Answer until the gateway is gone or a stop is asked for. Raises DeviceLost."""
@@ -123,6 +126,8 @@ class Session:
     def _send_done(self, batch: RunBatch, done: BatchDone) -> None:
         try:
             self._dealer.send(done)
+            if done.rows_run:
+                self.worked()
         except FrameTooBig as error:  # outputs that should have had slots; each item still gets its answer
             _log.error("an answer is too big for a message", batch=batch.batch, reason=str(error))
             self._dealer.send(refuse_all(batch, Code.INTERNAL, InternalFault.TEXT, done.started_s))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from shared.errors import ExitCode
-from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
+from shared.messages import ProcessFailed, ToSupervisor
 from shared.settings import Settings, WorkerSettings
 from tests.support.worker_parts import toy_model
 from workers import host
@@ -51,7 +51,6 @@ def test_a_lost_device_ends_the_process_at_once_and_says_so(tmp_path: Path) -> N
         done = start(tmp_path, LOST, writer)
         assert done.returncode == ExitCode.DEVICE_LOST
         assert told(reader) == [
-            ProcessReady("worker-0", "worker-0 on simulated"),
             ProcessFailed("worker-0", ExitCode.DEVICE_LOST, "cuda:0: device-side assert triggered"),
         ]
     finally:
