@@ -17,7 +17,7 @@ from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.running import Ran, Running, RunningBatches
 from gateway.served import ServedModel
-from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart
+from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, outcome_of, set_apart
 from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
@@ -273,8 +273,7 @@ class Dispatcher:
         if answer.failure is not None:
             fail(work, rebuild(answer.failure.code, answer.failure.text))
         else:
-            waited_s = max(0.0, done.started_s - work.queued.queued_s)
-            work.future.set_result(Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch.rows))
+            work.future.set_result(outcome_of(work, answer, done, batch.rows))
         return 0
 
     def _retry(self, work: Work, *, suspect: bool) -> None:

@@ -141,7 +141,7 @@ class Flow:
             outcome = await self._dispatch.submit(model, prepared.tensors, lease, deadline_s)
             underway.ran()
             times.batch_s, times.copy_s, times.run_s = outcome.batch_s, outcome.copy_s, outcome.run_s
-            times.batch_rows = outcome.batch_rows
+            times.batch_rows, times.nonfinite_rows = outcome.batch_rows, outcome.nonfinite_rows
 
             ran_s = now_s()
             results = await self._finisher.finish(lease, outcome.tensors, prepared.context, options, deadline_s)

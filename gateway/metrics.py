@@ -50,7 +50,7 @@ class _ReadOnly(Collector):
 class _OfModel:
     """One model's metrics with labels resolved once."""
 
-    __slots__ = ("batch_rows", "nobody", "outcomes", "request_s", "rescued", "rows", "stages")
+    __slots__ = ("batch_rows", "nobody", "nonfinite", "outcomes", "request_s", "rescued", "rows", "stages")
 
     def __init__(self, metrics: "Metrics", name: str) -> None:
         self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
@@ -60,6 +60,7 @@ class _OfModel:
         self.rows = metrics.rows.labels(name)
         self.nobody = metrics.rows_for_nobody.labels(name)
         self.rescued = metrics.rows_rescued.labels(name)
+        self.nonfinite = metrics.rows_nonfinite.labels(name)
 
 
 class Metrics:
@@ -85,6 +86,9 @@ class Metrics:
         self.rows = Counter("headrace_rows", "Rows computed by a worker.", ("model",), registry=registry)
         self.rows_for_nobody = Counter(
             "headrace_rows_for_nobody", "Rows computed after their caller had left.", ("model",), registry=registry
+        )
+        self.rows_nonfinite = Counter(
+            "headrace_rows_nonfinite", "Rows passed on with NaN or infinity in them.", ("model",), registry=registry
         )
         self.rows_rescued = Counter(
             "headrace_rows_rescued",
@@ -162,6 +166,8 @@ class MeasuredRequest:
             return
         of_model.request_s.observe(spent_s)
         _observe_stages(of_model, self._request.times)
+        if self._request.times.nonfinite_rows:
+            of_model.nonfinite.inc(self._request.times.nonfinite_rows)
         statistics.succeeded(spent_s, self._request.times, self.rows)
 
 

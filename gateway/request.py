@@ -28,6 +28,8 @@ class StageTimes(msgspec.Struct):
     run_s: float = 0.0
     finish_s: float = 0.0
     batch_rows: int = 0
+    nonfinite_rows: int = 0
+    """Rows of raw tensors that hold NaN or infinity; named in the header only when there are any."""
     version: str = ""
 
     def slowest_of(self, items: list["StageTimes"]) -> None:
@@ -36,14 +38,16 @@ class StageTimes(msgspec.Struct):
         self.wait_s, self.prepare_s, self.batch_s = slowest.wait_s, slowest.prepare_s, slowest.batch_s
         self.copy_s, self.run_s, self.finish_s = slowest.copy_s, slowest.run_s, slowest.finish_s
         self.batch_rows = slowest.batch_rows
+        self.nonfinite_rows = sum(item.nonfinite_rows for item in items)
 
     def server_timing(self) -> str:
         """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""
+        flag = f', nonfinite;desc="{self.nonfinite_rows}"' if self.nonfinite_rows else ""
         return (
             f"admit;dur={self.admit_s * 1e3:.3f}, wait;dur={self.wait_s * 1e3:.3f}, "
             f"prepare;dur={self.prepare_s * 1e3:.3f}, batch;dur={self.batch_s * 1e3:.3f}, "
             f"copy;dur={self.copy_s * 1e3:.3f}, run;dur={self.run_s * 1e3:.3f}, "
-            f'finish;dur={self.finish_s * 1e3:.3f}, rows;desc="{self.batch_rows}", version;desc="{self.version}"'
+            f'finish;dur={self.finish_s * 1e3:.3f}, rows;desc="{self.batch_rows}", version;desc="{self.version}"{flag}'
         )
 
 

@@ -8,7 +8,7 @@ from gateway.leases import Lease
 from gateway.served import ServedModel
 from gateway.worker_client import Worker
 from shared.errors import HeadraceError, LostTwice, TooLarge
-from shared.messages import BatchItem
+from shared.messages import BatchDone, BatchItem, ItemAnswer
 from shared.tensors import Tensor
 
 
@@ -21,6 +21,8 @@ class Outcome(NamedTuple):
     copy_s: float
     run_s: float
     batch_rows: int
+    nonfinite_rows: int
+    """Rows with NaN or infinity, passed on since they are raw tensors."""
 
 
 class Work:
@@ -90,3 +92,9 @@ def may_try_again(work: Work, *, suspect: bool) -> bool:
             return False
         work.queued.alone = True  # a suspect takes nobody with it
     return True
+
+
+def outcome_of(work: Work, answer: ItemAnswer, done: BatchDone, batch_rows: int) -> Outcome:
+    """A worker's answer for one item."""
+    waited_s = max(0.0, done.started_s - work.queued.queued_s)
+    return Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch_rows, answer.nonfinite_rows)

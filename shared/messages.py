@@ -255,6 +255,8 @@ class ItemAnswer(_Message):
     item: int
     tensors: list[Tensor] = []
     failure: Failure | None = None
+    nonfinite_rows: int = 0
+    """Rows of raw tensors passed on with NaN or infinity in them (typed tasks get a failure instead)."""
 
 
 class BatchDone(_Message, tag="done"):

@@ -169,6 +169,9 @@ class _Batch:
                 self._succeed(item.message, [output[first:last] for output in forward.outputs])
             elif precision == "fp16":
                 rescue.append(item)
+            elif self._loaded.raw:
+                self._succeed(item.message, [output[first:last] for output in forward.outputs])
+                self._answers[item.message.item].nonfinite_rows = int((~forward.finite[first:last]).sum())
             else:
                 self._fail(item.message, Code.NONFINITE_OUTPUT, _nonfinite(forward.finite[first:last]))
             first = last

@@ -32,6 +32,8 @@ class LoadedVersion:
         self.key = key
         self.runner = runner
         self.spec = pipeline.spec
+        self.raw = pipeline.passthrough
+        """Raw tensors: what is not finite in them is the caller's to judge."""
         self.batch_s = batch_s
         self.load_s = 0.0
         self.precision: Precision = runner.precision

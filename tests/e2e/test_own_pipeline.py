@@ -4,10 +4,13 @@ import time
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 
-from headrace import Client, InferenceError
+from headrace import Client, InferenceError, builtin_models
 from headrace.client_results import Text
+from protos.headrace.v1 import inference_pb2 as pb
+from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 from tests.support.ledger import Load
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
@@ -125,3 +128,17 @@ def test_debug_counts_them_by_reason(own: Site) -> None:
     failed = next(model["failed"] for model in own.debug()["models"] if model["name"] == "own")
     assert failed["internal"] >= 6
     assert failed["invalid_input"] >= 2
+
+
+def test_raw_tensors_pass_nan_with_a_flag(tmp_path_factory: pytest.TempPathFactory) -> None:
+    repository = tmp_path_factory.mktemp("raw") / "models"
+    builtin_models.fetch(repository)
+    site = Site(tmp_path_factory.mktemp("raw-site"), repository, models=["identity"])
+    values = np.array([[np.nan, np.inf, *range(14)]], "<f4")
+    with serving(site), grpc.insecure_channel(site.grpc) as channel:
+        tensor = pb.Tensor(name="INPUT0", datatype="FP32", shape=(1, 16), data=values.tobytes())
+        request = pb.PredictRequest(model="identity", inputs=[pb.Input(tensors=pb.TensorList(tensors=[tensor]))])
+        answer, call = pb_grpc.InferenceStub(channel).Predict.with_call(request, timeout=10)
+        assert answer.results[0].tensors.tensors[0].data == values.tobytes()
+        assert 'nonfinite;desc="1"' in dict(call.trailing_metadata())["server-timing"]
+        assert 'headrace_rows_nonfinite_total{model="identity"} 1.0' in site.get("/metrics")[1]
