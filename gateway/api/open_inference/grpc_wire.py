@@ -2,8 +2,8 @@
 
 protobuf copies every `raw_input_contents` entry out of the message, and all outputs into the answer and out of it
 again. Here the top-level fields are walked in Python (a handful per request), raw entries stay views of the received
-bytes, and only the rest, a few hundred bytes, goes to protobuf; an answer is one join. So a request's tensor is copied
-twice in user space: by gRPC, out of its slices into the bytes that we get, and by the flow, into the arena.
+bytes, and only the rest, a few hundred bytes, goes to protobuf; an answer is one join. So we copy a
+request's tensor once, into the arena (gRPC for Python has copied it twice by then: its chunks, and their join).
 """
 
 from typing import NamedTuple
