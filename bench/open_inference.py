@@ -42,7 +42,7 @@ TRIES = 3
 NO_MORE_TRIES_S = 100
 """After the start: from here on every line is measured once, so that the whole stays below five minutes."""
 ZEROS = ("--input-data", "zero")
-"""Its random bits make a NaN of every 256th float, and a model's answer that is not finite is refused."""
+"""Its random bits make a NaN of every 256th float, and denormals, which cost a CPU more."""
 SERVICE = "inference.GRPCInferenceService"
 _RECORDED = ("ServerLive", "ServerReady", "ServerMetadata")
 _RECORDED_OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")

@@ -75,7 +75,7 @@ perf_analyzer, as tritonclient {tritonclient} brings it, against `headrace serve
 
     {perf_analyzer}
 
-with zeros as floats (its random bits make NaNs, and outputs that are not finite are refused), and with the JPEG of
+with zeros as floats (its random bits would be denormals and NaNs, which cost a CPU more), and with the JPEG of
 `bench/photo.py` as the classifier's image.
 
 - **gRPC, HTTP**: ModelInfer, and `POST /v2/models/…/infer` with the binary tensor extension.

@@ -131,7 +131,8 @@ def _print(outcomes: list[Outcome]) -> None:
 
 
 def _print_one(console: Console, title: str, result: Classified) -> None:
-    table = Table(box=SIMPLE_HEAD, title=literal(title), title_justify="left")
+    console.print(literal(title, "bold"), soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
     for heading in ("score", "class", "index"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for label in result.labels:
