@@ -17,7 +17,7 @@ from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.running import Ran, Running, RunningBatches
 from gateway.served import ServedModel
-from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, outcome_of, set_apart
+from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, outcome_of, set_apart, unloaded
 from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
@@ -101,7 +101,7 @@ class Dispatcher:
         now = now_s()
         for item in self._batcher.expired(now):
             self._fail_waiting(
-                item, DeadlineExceeded("the deadline could not be met: too many rows waited before this one")
+                item, DeadlineExceeded("the deadline could not be met: what waits ahead and the model need longer")
             )
         while self._send_next(now):
             pass
@@ -139,10 +139,9 @@ class Dispatcher:
         self._count_workers()
         waiting = [work for work in self._waiting.values() if work.model is model]
         for work in waiting:
-            del self._waiting[work.queued.item]
-            self._batcher.remove(work.queued.item)
+            self._batcher.remove(self._waiting.pop(work.queued.item).queued.item)
         for work in (*waiting, *self._parked.take(model.number)):
-            fail(work, NotReady(f"model {model.name!r} was unloaded"))
+            fail(work, unloaded(model))
 
     def batch_done(self, worker: Worker, message: BatchDone) -> None:
         """Answers back to their requests."""
@@ -186,11 +185,13 @@ class Dispatcher:
     # ------------------------------------------------------------ inside
 
     def _enqueue(self, work: Work) -> None:
-        if not self._workers.with_model(work.model.number):
+        if work.model.state.phase == "unloaded":  # what still comes out of the pool has nobody to run it
+            fail(work, unloaded(work.model))
+        elif not self._workers.with_model(work.model.number):
             self._park(work)
-            return
-        self._waiting[work.queued.item] = work
-        self._batcher.add(work.queued)
+        else:
+            self._waiting[work.queued.item] = work
+            self._batcher.add(work.queued)
 
     def _park(self, work: Work) -> None:
         self._waiting.pop(work.queued.item, None)

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.batcher import Batch
-from gateway.request import Request, StageTimes
+from gateway.request import PROOF_PRIORITY, Request, StageTimes
 from gateway.statistics import Statistics
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError
@@ -125,7 +125,8 @@ class Metrics:
         of_model = self.of(model.name)
         of_model.batch_rows.observe(batch.rows)
         of_model.rows.inc(done.rows_run)
-        self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
+        if batch.items[0].priority != PROOF_PRIORITY:  # statistics are of what callers asked for
+            self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
         if nobody:
             of_model.nobody.inc(nobody)
         if done.rows_rescued:

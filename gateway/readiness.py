@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.flow import Flow
-from gateway.request import DEFAULT_PRIORITY, StageTimes
+from gateway.request import PROOF_PRIORITY, StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.state import ModelState, Phase
@@ -214,7 +214,7 @@ class Readiness:
         try:
             async with asyncio.timeout_at(deadline_s):
                 options = model.pipeline.parse_options({})
-                terms = Terms(deadline_s, DEFAULT_PRIORITY)
+                terms = Terms(deadline_s, PROOF_PRIORITY)
                 await self._flow.item(model, model.pipeline.example(), options, terms, StageTimes())
         except InternalFault:
             return "its example failed with an internal error, see the log"

@@ -12,6 +12,10 @@ DEFAULT_PRIORITY = 100
 """Of a request that names none: after 1..99, before larger numbers."""
 
 
+PROOF_PRIORITY = 0
+"""Of readiness's own batches: nobody else can name it, so they share a batch with no request and are told apart."""
+
+
 class StageTimes(msgspec.Struct):
     """Seconds that one request spent in each stage; of a request with many inputs, its slowest input.
 

@@ -42,7 +42,9 @@ class Routing:
         """
         model = self._named(name) if name else self._only(kind)
         if version and version != model.version:
-            raise UnknownVersion(f"version {version[:100]!r} of model {model.name!r} is not served")
+            raise UnknownVersion(
+                f"version {version[:100]!r} of model {model.name!r} is not served; its version is {model.version}"
+            )
         if model.state.phase == "unloaded":
             raise UnknownModel(f"model {model.name!r} has no loaded version; load it first")
         if model.state.phase != "ready":

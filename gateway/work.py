@@ -7,7 +7,7 @@ from gateway.batcher import Batch, QueuedItem
 from gateway.leases import Lease
 from gateway.served import ServedModel
 from gateway.worker_client import Worker
-from shared.errors import HeadraceError, LostTwice, TooLarge
+from shared.errors import HeadraceError, LostTwice, NotReady, TooLarge
 from shared.messages import BatchDone, BatchItem, ItemAnswer
 from shared.tensors import Tensor
 
@@ -98,3 +98,8 @@ def outcome_of(work: Work, answer: ItemAnswer, done: BatchDone, batch_rows: int)
     """A worker's answer for one item."""
     waited_s = max(0.0, done.started_s - work.queued.queued_s)
     return Outcome(answer.tensors, waited_s, done.copy_s, done.run_s, batch_rows, answer.nonfinite_rows)
+
+
+def unloaded(model: ServedModel) -> NotReady:
+    """The answer to what waits for a model that was taken out of service."""
+    return NotReady(f"model {model.name!r} was unloaded")

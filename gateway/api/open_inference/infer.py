@@ -86,7 +86,9 @@ class Infer:
             version=model.version if request.version else "",
             request_id="",
             inputs=raw,
-            options=dict(parameters.options(request.parameters, model.pipeline.options_type)),
+            options=outputs.with_classes_asked(
+                model, parameters.options(request.parameters, model.pipeline.options_type), request.outputs
+            ),
             priority=parameters.priority(request.parameters),
             deadline_s=deadline_s,
             arrived_s=request.arrived_s,

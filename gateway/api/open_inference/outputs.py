@@ -3,7 +3,7 @@
 import numpy as np
 
 from gateway.api.open_inference import datatypes
-from gateway.api.open_inference.model import InferOutput, InferRequestedOutput
+from gateway.api.open_inference.model import InferOutput, InferRequestedOutput, Parameters
 from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, ModelView, Served
 from gateway.api.open_inference.parameters import whole_number
 from gateway.api.parse import shown
@@ -28,8 +28,23 @@ def check_asked(model: Served, view: ModelView, asked: list[InferRequestedOutput
             k = whole_number(f"output {shown(one.name)}", one.parameters, CLASSIFICATION, None)
             if k < 1:
                 raise InvalidInput(f"output {shown(one.name)}: parameter {CLASSIFICATION} is 0; it is 1 or more")
+            if one.name == CLASSES and model.spec.kind == "image":
+                raise InvalidInput(f"output {CLASSES} holds class numbers, no scores; ask for {SCORES} as classes")
             if spec.datatype == datatypes.BYTES:
                 raise InvalidInput(f"output {shown(one.name)} is BYTES; only numbers can be answered as classes")
+
+
+def with_classes_asked(model: Served, options: Parameters, asked: list[InferRequestedOutput]) -> Parameters:
+    """The options, with enough classes for the classification extension; the pipeline refuses more than it gives."""
+    counts = [
+        one.parameters[CLASSIFICATION] for one in asked if one.name == SCORES and CLASSIFICATION in one.parameters
+    ]
+    if not counts or model.spec.kind != "image":
+        return dict(options)
+    wanted = max(count for count in counts if isinstance(count, int))
+    wanted = min(wanted, len(model.pipeline.labels) or wanted)
+    given = options.get("top_k", 0)
+    return {**options, "top_k": max(wanted, given if isinstance(given, int) else 0)}
 
 
 def selected(model: Served, answer: Answer, asked: list[InferRequestedOutput]) -> list[InferOutput]:

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.batcher import Batch, QueueKey
+from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.metrics import Metrics
-from gateway.request import Request, StageTimes
+from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
 from shared.clock import now_s
 from shared.errors import Code, InvalidInput
 from shared.messages import BatchDone
@@ -74,8 +74,17 @@ def test_numbers_that_others_keep_are_read_when_somebody_looks() -> None:
 
 def test_rows_that_only_fp32_could_answer_are_counted() -> None:
     metrics, model = Metrics(), served()
-    ran = Batch(QueueKey(1, ()), [], 3, 4)
+    ran = Batch(QueueKey(1, ()), [QueuedItem(1, QueueKey(1, ()), 3, 1.0, 0.0)], 3, 4)
     for rescued in (0, 2):
         metrics.batch(model, ran, BatchDone(1, [], 0.0, 0.0, 0.0, 3 + rescued, rescued), nobody=0)
     assert value(metrics, "headrace_rows_rescued_total", model="words") == 2
     assert value(metrics, "headrace_rows_total", model="words") == 8
+
+
+def test_readiness_own_batches_are_in_no_statistics() -> None:
+    metrics, model = Metrics(), served()
+    done = BatchDone(1, [], 0.0, 0.0, 0.001, 1)
+    for priority, counted in ((PROOF_PRIORITY, 0), (DEFAULT_PRIORITY, 1)):
+        item = QueuedItem(1, QueueKey(1, ()), 1, 1.0, 0.0, priority=priority)
+        metrics.batch(model, Batch(QueueKey(1, ()), [item], 1, 1), done, 0)
+        assert metrics.statistics.of("words").execution_count == counted

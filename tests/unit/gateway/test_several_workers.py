@@ -10,6 +10,7 @@ from gateway import dispatch as dispatch_module
 from gateway.batcher import QueueKey
 from gateway.work import Outcome
 from gateway.worker_client import Worker
+from shared.clock import FOREVER_S
 from shared.errors import NotReady, ProcessLost
 from shared.messages import Failure, LoadModel, ModelFailed, ModelLoaded, RunBatch
 from shared.settings import WorkerSettings
@@ -262,3 +263,17 @@ async def test_what_waits_for_an_unloaded_model_is_answered(bench: Made) -> None
         for batch in sent(b, worker):
             b.workers.on_message(worker.identity, done(batch))
     await answered(*futures[:4])
+
+
+async def test_what_comes_out_of_the_pool_after_an_unload_is_answered_at_once(bench: Callable[..., Bench]) -> None:
+    model = served()
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    coming = await b.lease(model, prepared=False)
+    model.state.phase = "unloaded"
+    b.workers.forget(1)
+    b.dispatch.withdraw(model)
+    coming.prepared()
+    with pytest.raises(NotReady, match="was unloaded"):
+        await asyncio.wait_for(b.dispatch.submit(model, [], coming, FOREVER_S), LIMIT_S)
+    assert b.dispatch.waiting_items() == 0
