@@ -28,12 +28,13 @@ from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.model_control import ModelControl
-from gateway.pool_client import PoolClient
+from gateway.pool_client import PoolClient, PoolJob
 from gateway.pool_processes import PoolProcesses
 from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.serve import Announcement, serve
+from gateway.work import Work
 from gateway.worker_client import WorkerClient
 from shared import logs, settings_loader
 from shared.arena import Arena
@@ -84,10 +85,12 @@ class Gateway:
             high_water_mark=1024,  # far above the batches that a worker may hold, with their cancellations
         )
         self.workers = WorkerClient(self.router, self._welcome)
-        self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, InFlight(), settings.worker)
+        work: InFlight[Work] = InFlight()
+        jobs: InFlight[PoolJob] = InFlight()
+        self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, work, settings.worker)
         self.processes = PoolProcesses(settings, config, self.arena, f"ipc://{private}/pool.sock", self.generation)
         self.readiness = Readiness(routing, worker_count(settings.worker))
-        self.pool = PoolClient(self.processes, InFlight(), self.readiness.pipeline_opened)
+        self.pool = PoolClient(self.processes, jobs, self.readiness.pipeline_opened)
         self.forecast = Forecast(self.processes.count, routing)
         quarantine = Quarantine()
         door = Door(self.admission, self.forecast, quarantine)
@@ -100,6 +103,7 @@ class Gateway:
             cost=cost,
             dispatch=self.dispatch,
             forecast=self.forecast,
+            inflight=(work, jobs),
             leases=leases,
             metrics=self.metrics,
             pool=self.pool,

@@ -9,6 +9,7 @@ from gateway.admission import Admission
 from gateway.cost_model import CostModel, QueueKey
 from gateway.dispatch import Dispatcher
 from gateway.forecast import Forecast
+from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics, Rows
 from gateway.pool_client import PoolClient
@@ -29,6 +30,7 @@ class Parts:
     cost: CostModel
     dispatch: Dispatcher
     forecast: Forecast
+    inflight: tuple[InFlight[Any], ...]
     leases: Leases
     metrics: Metrics
     pool: PoolClient
@@ -150,5 +152,7 @@ def export(parts: Parts) -> None:
     metrics.counters("headrace_worker_batches_total", "Batches that a worker ran.", ("worker",), parts.ran_batches)
     metrics.counters("headrace_worker_rows_total", "Rows that a worker ran.", ("worker",), parts.ran_rows)
     metrics.counter("headrace_workers_lost_total", "Workers that died or left.", lambda: parts.dispatch.lost_workers)
+    late = "Answers to what was given up before."
+    metrics.counter("headrace_late_answers_total", late, lambda: sum(table.late for table in parts.inflight))
     metrics.counter("headrace_bad_frames_total", "Undecodable messages dropped.", parts.bad_frames)
     metrics.counter("headrace_stale_frames_total", "Messages of another life dropped.", parts.stale_frames)

@@ -30,6 +30,8 @@ class InFlight(Generic[Job]):
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry[Job]] = {}
+        self.late = 0
+        """Answers whose entry had left before: a holder that was given up, or answered twice."""
         self._held: dict[str, dict[int, None]] = {}  # insertion order = the order in which the holder works
 
     def add(self, number: int, job: Job, holder: str, slots: Sequence[Slot], now_s: float) -> None:
@@ -43,6 +45,7 @@ class InFlight(Generic[Job]):
         """The holder answered: the entry leaves, its slots come back. None when it left before (a late answer)."""
         entry = self._entries.pop(number, None)
         if entry is None:
+            self.late += 1
             return None
         del self._held[entry.holder][number]
         self._give_back(entry)

@@ -86,7 +86,6 @@ class PoolClient:
         """Called after slots of a request that had left came back."""
         self.lost_processes = 0
         self.expired = 0
-        self.late_answers = 0
         processes.connect(self._on_message, self._on_lost)
 
     def open(self, message: OpenPipeline) -> None:
@@ -180,7 +179,6 @@ class PoolClient:
     def _settle(self, number: int, outcome: Answered | HeadraceError) -> None:
         entry = self._inflight.answered(number)
         if entry is None:
-            self.late_answers += 1
             return
         self._restart_clock(entry.holder)
         if entry.job.future.done():

@@ -77,7 +77,13 @@ def test_http_tells_health_metrics_and_state(site: Site) -> None:
     assert site.get("/readyz")[0] == 200
     status, text = site.get("/metrics")
     assert status == 200
-    for name in ("headrace_requests_total", "headrace_stage_seconds_bucket", "headrace_batch_rows", "headrace_workers"):
+    for name in (
+        "headrace_requests_total",
+        "headrace_stage_seconds_bucket",
+        "headrace_batch_rows",
+        "headrace_workers",
+        "headrace_late_answers_total",
+    ):
         assert name in text, name
     debug = json.loads(site.get("/debug")[1])
     assert debug["ready"] is True

@@ -9,6 +9,7 @@ def test_an_entry_leaves_once_by_its_answer() -> None:
     assert entry is not None
     assert (entry.job, entry.holder) == ("a", "p")
     assert table.answered(1) is None
+    assert table.late == 1
     assert table.lost("p") == []
     assert len(table) == 0
 

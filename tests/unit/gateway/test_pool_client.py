@@ -152,7 +152,7 @@ async def test_a_late_answer_is_counted_and_harmless() -> None:
     client.submit(prepare_job(), ()).cancel()
     processes.answer(A, Prepared(1, [], b"", 0.0))
     processes.answer(A, Prepared(1, [], b"", 0.0))
-    assert client.late_answers == 1
+    assert client._inflight.late == 1
 
 
 async def test_whether_a_pipeline_was_built_is_passed_on() -> None:
