@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.load import percentile
 from bench.photo import photo
+from bench.records import percentile
 from shared.pipeline import RawInput
 from shared.pipeline_loader import load_pipeline
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig

@@ -121,7 +121,7 @@ class Bench:
     def _load(self, server: Contestant, method: str, calls: int, window: Window, name: tuple[str, str]) -> Sample:
         command = [sys.executable, "-m", "bench.load", "--address", server.address, "--method", method]
         command += ["--payload", str(self._request), "--in-flight", str(calls)]
-        command += ["--warm-s", str(window.warm_s), "--window-s", str(window.window_s)]
+        command += ["--warm-s", str(window.warm_s), "--window-s", str(window.window_s), "--json"]
         clocks: list[dict[str, float]] = []
         result: dict[str, float] = {}
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as generator:

@@ -4,7 +4,6 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.load import percentile
 from bench.photo import HEIGHT, WIDTH, photo
 from bench.processes import ALONE, role_of
 from bench.report import CLIENT, Sample, medians, write
@@ -54,11 +53,6 @@ def test_a_sample_counts_cpu_per_request() -> None:
 )
 def test_role_comes_from_the_command_line(command: str, role: str) -> None:
     assert role_of(command.split()) == role
-
-
-def test_percentile_is_the_nearest_rank() -> None:
-    values = [float(value) for value in range(100)]
-    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 99.0]
 
 
 def test_the_photo_is_the_same_each_time_and_of_the_stated_size() -> None:

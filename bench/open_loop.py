@@ -1,0 +1,179 @@
+"""Open loop: sends each call at its planned time, whether or not earlier ones were answered. One process, grpc.aio.
+
+Every call has what is left of its deadline, counted from the planned time: a generator that falls behind makes nothing
+look better. Costs as little as grpc.aio allows, since it shares the machine with what it measures: one pump that sends
+whatever is due, no task of ours for a call, nothing parsed, nothing kept but four numbers.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from bench.arrivals import Phase, boundaries, plan, weighted
+from bench.ledger import OK, word
+from bench.records import NOT_SENT, Records, summary
+
+AT_ONCE = 64
+"""Calls sent before answers get their turn, when the generator is behind."""
+START_S = 0.05
+"""Between the first look at the clock and the first call."""
+REASON = "error-reason"
+"""Trailing metadata of a refusal: the server's word for it. Without it, the client's own clock ended the call."""
+GRACE_S = 5.0
+"""After the last deadline: every call has ended by itself long before."""
+_OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
+
+Say = Callable[..., None]
+"""Prints one line of JSON; called with its fields."""
+Show = Callable[[int, int], None]
+"""Shows progress: calls sent, calls ended."""
+Call = Any  # grpc.aio's UnaryUnaryCall, whose callbacks its stubs type as Any
+
+
+class Load(NamedTuple):
+    """What one process does."""
+
+    address: str
+    method: str
+    payloads: dict[str, bytes]
+    """Serialised requests by the name of their size."""
+    weights: dict[str, float]
+    phases: tuple[Phase, ...]
+    deadline_s: float
+    channels: int = 1
+    """Connections."""
+    seed: int = 1
+
+
+class Sender:
+    """One run. The event loop's thread only."""
+
+    def __init__(self, load: Load) -> None:
+        arrivals = plan(load.phases, load.seed)
+        sizes = weighted(load.weights, len(arrivals), load.seed)
+        self.records = Records([a.planned_s for a in arrivals], [a.phase for a in arrivals], sizes)
+        self.ended = 0
+        self.sent = 0
+        self._load = load
+        self._start_s = 0.0
+        self._all_ended = asyncio.Event()
+
+    async def run(self, say: Say, show: Show | None = None) -> dict[str, Any]:
+        """Send the whole plan and wait for the last answer. Raises TimeoutError when a call does not end at all."""
+        load, records = self._load, self.records
+        channels = [grpc.aio.insecure_channel(load.address, options=_OPTIONS) for _ in range(load.channels)]
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await asyncio.gather(*(channel.channel_ready() for channel in channels))
+            gc.collect()
+            gc.freeze()
+            gc.disable()  # a pause of the collector would look like one of the server
+            self._start_s = time.monotonic() + START_S
+            clocks = asyncio.create_task(self._say_phases(say))
+            shown = asyncio.create_task(self._show(show)) if show else None
+            await self._pump([channel.unary_unary(load.method) for channel in channels])
+            async with asyncio.timeout(load.deadline_s + GRACE_S):
+                await self._all_ended.wait()
+            cpu_s = await clocks
+            if shown:
+                shown.cancel()
+        finally:
+            gc.enable()
+            await asyncio.gather(*(channel.close() for channel in channels))
+        records.mark_late(load.deadline_s)
+        return self._result(cpu_s)
+
+    async def _pump(self, stubs: "Sequence[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]") -> None:
+        planned, sizes, payloads = self.records.planned_s, self.records.sizes, self._load.payloads
+        start_s, deadline_s, count, among = self._start_s, self._load.deadline_s, len(planned), len(stubs)
+        sent_s, clock, index = self.records.sent_s, time.monotonic, 0
+        while index < count:
+            now_s = clock() - start_s
+            last = min(index + AT_ONCE, count)
+            while index < last and planned[index] <= now_s:
+                sent_s[index] = now_s = clock() - start_s
+                left_s = planned[index] + deadline_s - now_s
+                if left_s > 0:
+                    call: Call = stubs[index % among](payloads[sizes[index]], timeout=left_s)
+                    call.add_done_callback(partial(self._done, index))
+                else:
+                    self._ended(index, NOT_SENT)
+                index += 1
+            self.sent = index
+            await asyncio.sleep(max(0.0, planned[index] - (clock() - start_s)) if index < count else 0.0)
+        if not count:
+            self._all_ended.set()
+
+    def _done(self, index: int, call: Call) -> None:
+        code: grpc.StatusCode = _at_once(call.code())
+        if code is grpc.StatusCode.OK:
+            self._ended(index, OK)
+            return
+        trailers = _at_once(call.trailing_metadata())
+        self._ended(index, word(code.name, "" if trailers is None else trailers.get(REASON, "")))
+
+    def _ended(self, index: int, outcome: str) -> None:
+        self.records.ended_s[index] = time.monotonic() - self._start_s
+        self.records.outcomes[index] = outcome
+        self.ended += 1
+        if self.ended == len(self.records):
+            self._all_ended.set()
+
+    async def _say_phases(self, say: Say) -> list[float]:
+        """Say each phase's begin and the end, so that a parent reads the server's clocks there; our CPU at each."""
+        cpu_s = []
+        for number, begin_s in enumerate(boundaries(self._load.phases)):
+            await asyncio.sleep(max(0.0, self._start_s + begin_s - time.monotonic()))
+            cpu_s.append(time.process_time())
+            say(event="phase" if number < len(self._load.phases) else "end", number=number)
+        await self._all_ended.wait()
+        cpu_s.append(time.process_time())
+        return cpu_s
+
+    async def _show(self, show: Show) -> None:
+        while True:
+            show(self.sent, self.ended)
+            await asyncio.sleep(0.5)
+
+    def _result(self, cpu_s: list[float]) -> dict[str, Any]:
+        load, records = self._load, self.records
+        phases = []
+        for number, phase in enumerate(load.phases):
+            places = records.where(phase=number)
+            found = {"name": phase.name or f"{phase.kind} {phase.rate:g}/s", "kind": phase.kind} | summary(
+                records, places
+            )
+            in_time = found["outcomes"].get(OK, 0)
+            spent_s = cpu_s[number + 1] - cpu_s[number]
+            phases.append(
+                found
+                | {
+                    "seconds": phase.seconds,
+                    "offered_per_s": round(len(places) / phase.seconds, 1) if phase.seconds else 0.0,
+                    "goodput_per_s": round(in_time / phase.seconds, 1) if phase.seconds else 0.0,
+                    "generator_cores": round(spent_s / phase.seconds, 3) if phase.seconds else 0.0,
+                }
+            )
+        return {
+            "deadline_ms": load.deadline_s * 1e3,
+            "seed": load.seed,
+            "phases": phases,
+            "sizes": {size: summary(records, records.where(size=size)) for size in load.payloads},
+            "total": summary(records, range(len(records))),
+            "cpu_ms_per_call": round((cpu_s[-1] - cpu_s[0]) * 1e3 / max(1, self.sent), 4),
+        }
+
+
+def _at_once(ready: Any) -> Any:  # noqa: ANN401 - whatever the call knows
+    """What a coroutine of an ended call returns: it has nothing to wait for, so no task is needed."""
+    try:
+        ready.send(None)
+    except StopIteration as found:
+        return found.value
+    raise RuntimeError("an ended call had to wait for its status")
