@@ -28,6 +28,7 @@ Rows = Annotated[int, Field(ge=1, le=4096)]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 """Of one model, against the others."""
 MAX_WORKERS = 64
+MAX_GATEWAYS = 16
 _ROWS = TypeAdapter(Rows)
 
 
@@ -62,8 +63,12 @@ class LogSettings(_Group):
 
 
 class GatewaySettings(_Group):
-    """The process that listens."""
+    """The processes that listen."""
 
+    processes: Annotated[int, Field(ge=1, le=MAX_GATEWAYS)] = 1
+    """How many share the two ports: each client connection belongs to one of them. `arena.budget_bytes`,
+    `pool.processes` and the limits of `admission` are of all together; each gets its share, at least one pool process.
+    """
     grpc_address: Address = "127.0.0.1:8001"
     """host:port of the gRPC services; port 0 takes a free one."""
     http_address: Address = "127.0.0.1:8000"
@@ -245,19 +250,18 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
-        _require_at_most(("batching.max_rows", self.batching.max_rows), ("admission.max_rows", self.admission.max_rows))
+        _require_at_most(("batching.max_rows", self.batching.max_rows), self._each("admission.max_rows"))
         _require_at_most(
             ("admission.max_inputs_per_request", self.admission.max_inputs_per_request),
-            ("admission.max_rows", self.admission.max_rows),
+            self._each("admission.max_rows"),
         )
-        _require_at_most(
-            ("gateway.max_message_bytes", self.gateway.max_message_bytes),
-            ("admission.max_bytes", self.admission.max_bytes),
-        )
-        _require_at_most(
-            ("gateway.max_message_bytes", self.gateway.max_message_bytes),
-            ("arena.budget_bytes", self.arena.budget_bytes),
-        )
+        for held in ("admission.max_bytes", "arena.budget_bytes"):
+            _require_at_most(("gateway.max_message_bytes", self.gateway.max_message_bytes), self._each(held))
+        _require_at_most(("1", 1), self._each("admission.max_requests"))
+        if self.gateway.processes > 1 and self.gateway.system_shared_memory_prefix:
+            raise ValueError(
+                "gateway.system_shared_memory_prefix needs gateway.processes: 1 (each knows its own regions)"
+            )
         _require_at_most(
             ("gateway.default_deadline_ms", self.gateway.default_deadline_ms),
             ("gateway.max_deadline_ms", self.gateway.max_deadline_ms),
@@ -270,6 +274,12 @@ class Settings(BaseSettings):
         if self.gateway.grpc_address == self.gateway.http_address and not self.gateway.grpc_address.endswith(":0"):
             raise ValueError("gateway.grpc_address and gateway.http_address are the same")
         return self
+
+    def _each(self, name: str) -> tuple[str, int]:
+        """What one gateway has of a limit, and how a refusal calls it."""
+        group, _, key = name.partition(".")
+        count, total = self.gateway.processes, getattr(getattr(self, group), key)
+        return (name if count == 1 else f"{name} / gateway.processes {total} / {count}", total // count)
 
 
 def _require_at_most(small: tuple[str, int], large: tuple[str, int]) -> None:

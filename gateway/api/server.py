@@ -32,8 +32,9 @@ def server_options(settings: Settings) -> Options:
     """Core options; each one closes a hole that was measured or is on record (docs: RELIABILITY)."""
     most_bytes = settings.gateway.max_message_bytes
     return [
-        # Two servers on one port both start without this, and the kernel splits the traffic between them.
-        ("grpc.so_reuseport", 0),
+        # Without 0 a second server on the port starts, too, and the kernel splits the traffic between them. Several
+        # gateways of one server want just that; their port is guarded otherwise (`shared.held_ports`).
+        ("grpc.so_reuseport", int(settings.gateway.processes > 1)),
         # Core throws bursts away as CANCELLED before Python sees them; refusing is admission's business. The bound is
         # far above what admission lets in, and still keeps an endless burst out of memory.
         ("grpc.server.max_pending_requests", 100_000),
