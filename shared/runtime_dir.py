@@ -1,7 +1,8 @@
 """The private folder (0700) where the processes of one server meet. Used by gateway, workers and supervisor.
 
-It holds the gateway's greeting socket, one lock file per role that may exist once, and one folder per gateway life
-for its ZeroMQ sockets. Nothing in it outlives a clean stop, and what a killed gateway left is swept by the next one.
+It holds each gateway's greeting socket (and, of several gateways, the one for the others' questions), one lock file
+per role that may exist once, and one folder per gateway life for its ZeroMQ sockets. Nothing in it outlives a clean
+stop, and what a killed gateway left is swept by the next one of its number.
 """
 
 import atexit
@@ -9,18 +10,26 @@ import contextlib
 import fcntl
 import os
 import re
+import select
 import stat
 import tempfile
 from pathlib import Path
 from typing import Self
 
 from shared.errors import ExitCode, StartupError
+from shared.settings import MAX_GATEWAYS
 
-_PRIVATE = re.compile(r"gateway-[0-9a-f]{16}")
 _LONGEST_INSIDE = 40
-"""Bytes of the longest socket path below the folder: `/gateway-<16 hex digits>/` and a name of up to 14."""
+"""Bytes of the longest socket path below the folder: `/gateway-15-<16 hex digits>/` and a name of up to 11."""
+_STEP_S, _STEPS = 0.005, 20
+"""How long a lock is tried again whose last holder is dead: a sweep holds each for a few microseconds."""
 _LONGEST_SOCKET_PATH = 107
 """The kernel's limit for a Unix socket's path."""
+
+
+def gateway_role(index: int) -> str:
+    """What the gateway of this number is called, by its lock, its sockets and its log."""
+    return f"gateway-{index}" if index else "gateway"
 
 
 class Lock:
@@ -73,14 +82,12 @@ class RuntimeDir:
             except FileNotFoundError:  # the last process that left has just removed the folder
                 _make(self.path)
                 continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            holder = _holder_after_trying(fd)
+            if holder:
                 os.close(fd)
                 raise StartupError(
                     ExitCode.IN_USE, f"{name} already runs in {self.path} (pid {holder}); stop it, or set runtime_dir"
-                ) from None
+                )
             if _is_at(path, fd):
                 break
             os.close(fd)  # its holder removed it between our open and our lock
@@ -94,13 +101,31 @@ class RuntimeDir:
             raise _refused(self.path, f"can't be written to ({error.strerror})") from error
         return lock
 
-    def gateway_socket(self) -> Path:
-        """Where workers find the gateway, whichever life of it."""
-        return self.path / "gateway.sock"
+    def is_held(self, name: str) -> bool:
+        """Whether a living process has the role `name`; this one counts, too."""
+        try:
+            fd = os.open(self.path / f"{name}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
-    def private(self, generation: int) -> Path:
+    def gateway_socket(self, index: int = 0) -> Path:
+        """Where workers find gateway number `index`, whichever life of it."""
+        return self.path / f"{gateway_role(index)}.sock"
+
+    def peer_socket(self, index: int) -> Path:
+        """Where the other gateways find gateway number `index`."""
+        return self.path / f"{gateway_role(index)}.peer"
+
+    def private(self, generation: int, index: int = 0) -> Path:
         """A new folder (0700) for the ZeroMQ sockets of one gateway life."""
-        path = self.path / f"gateway-{generation:016x}"
+        path = self.path / f"{gateway_role(index)}-{generation:016x}"
         try:
             path.mkdir(0o700)
         except OSError as error:
@@ -108,14 +133,25 @@ class RuntimeDir:
         self._private.add(path)
         return path
 
-    def sweep(self) -> None:
-        """Remove what dead processes left. Only for the holder of the gateway's lock: then all others are dead."""
+    def sweep(self, index: int = 0) -> None:
+        """Remove what dead processes left. Only for the holder of this gateway's lock: its other lives are over."""
+        private = re.compile(rf"{gateway_role(index)}-[0-9a-f]{{16}}")
         for path in self.path.glob("gateway-*"):
-            if path not in self._private and _PRIVATE.fullmatch(path.name):
+            if path not in self._private and private.fullmatch(path.name):
                 _remove(path)
-        self.gateway_socket().unlink(missing_ok=True)
+        self.gateway_socket(index).unlink(missing_ok=True)
+        self.peer_socket(index).unlink(missing_ok=True)
         for path in self.path.glob("*.lock"):
             _remove_unheld(path)
+
+    def sweep_all(self) -> None:
+        """The same for every gateway that is not alive, by the supervisor while none of them is starting."""
+        for index in range(MAX_GATEWAYS):
+            with contextlib.suppress(StartupError):
+                lock = self.lock(gateway_role(index))
+                self.sweep(index)
+                self._locks.remove(lock)
+                lock.release()
 
     def close(self) -> None:
         """Remove this process's folders and locks, and the folder itself when it was the last. Idempotent."""
@@ -153,6 +189,21 @@ def _make(path: Path) -> None:
 
 def _refused(path: Path, why: str) -> StartupError:
     return StartupError(ExitCode.BAD_SETTINGS, f"runtime_dir {path} {why}")
+
+
+def _holder_after_trying(fd: int) -> str:
+    """Take the lock; "" when it is ours now, else its holder's pid."""
+    for _ in range(_STEPS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            if holder.isdecimal() and Path(f"/proc/{holder}").exists():
+                return holder
+            select.select([], [], [], _STEP_S)  # being swept, or taken by one that has not written its pid yet
+        else:
+            return ""
+    return "unknown"
 
 
 def _is_at(path: Path, fd: int) -> bool:

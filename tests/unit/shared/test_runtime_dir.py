@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -149,6 +150,58 @@ def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) ->
     assert (mine / "letter.txt").exists()
     assert (theirs / "letter.txt").exists()
     living.close()
+    runtime.close()
+
+
+def test_gateways_have_names_of_their_own_and_sweep_only_their_own(parent: Path) -> None:
+    first, second = RuntimeDir.open(parent / "run"), RuntimeDir.open(parent / "run")
+    first.lock("gateway")
+    second.lock("gateway-1")
+    living = [first.private(1), second.private(2, 1)]
+    for path in (second.gateway_socket(1), second.peer_socket(1)):
+        path.touch()
+    assert [path.name for path in living] == ["gateway-0000000000000001", "gateway-1-0000000000000002"]
+    assert (second.gateway_socket(1).name, second.peer_socket(1).name) == ("gateway-1.sock", "gateway-1.peer")
+    dead = RuntimeDir(first.path).private(3, 1)
+    first.sweep()
+    assert dead.exists()
+    assert second.gateway_socket(1).exists()
+    second.sweep(1)
+    assert not dead.exists()
+    assert [path.exists() for path in living] == [True, True]
+    second.close()
+    first.close()
+    assert list(parent.iterdir()) == []
+
+
+def test_the_supervisor_sweeps_whatever_dead_gateways_left_and_spares_the_living(parent: Path) -> None:
+    living, supervisor = RuntimeDir.open(parent / "run"), RuntimeDir.open(parent / "run")
+    living.lock("gateway-2")
+    RuntimeDir(living.path).private(3, 1)
+    for index in (0, 1, 2):
+        living.gateway_socket(index).touch()
+        living.peer_socket(index).touch()
+    supervisor.sweep_all()
+    left = ["gateway-2.lock", "gateway-2.peer", "gateway-2.sock"]
+    assert sorted(path.name for path in living.path.iterdir()) == left
+    assert (living.is_held("gateway-2"), living.is_held("gateway-1")) == (True, False)
+    supervisor.close()
+
+
+def test_a_lock_that_is_being_swept_is_waited_for(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = RuntimeDir.open(parent / "run")
+    (runtime.path / "gateway.lock").write_text("999999999\n")  # of a dead process
+    sweeper = os.open(runtime.path / "gateway.lock", os.O_RDWR)
+    fcntl.flock(sweeper, fcntl.LOCK_EX)
+    waits: list[float] = []
+
+    def wait(_read: object, _write: object, _other: object, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        os.close(sweeper)
+
+    monkeypatch.setattr("select.select", wait)
+    runtime.lock("gateway")
+    assert len(waits) == 1
     runtime.close()
 
 
