@@ -83,12 +83,16 @@ def headrace(repository: Path) -> Iterator[Contestant]:
                 _stop(process)
 
 
-def simulated_repository(folder: Path, a_ms: float, b_ms: float) -> Path:
-    """A repository with one classifier of 1,000 classes whose accelerator takes a + b·rows milliseconds and no CPU."""
+def simulated_repository(folder: Path, a_ms: float, b_ms: float, max_rows: int | None = None) -> Path:
+    """A repository with one classifier of 1,000 classes whose accelerator takes a + b·rows milliseconds and no CPU.
+
+    `max_rows` is its largest batch; the server's default without.
+    """
     model = folder / "models" / "simulated"
     model.mkdir(parents=True)
     (model / "model.yaml").write_text(
         "pipeline: image_classification\nbackend: simulated\npreprocessing:\n  classes: 1000\n"
+        + (f"batching:\n  max_rows: {max_rows}\n" if max_rows else "")
     )
     weights = folder / "simulated.json"
     weights.write_text(json.dumps({"a_ms": a_ms, "b_ms": b_ms}))

@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     opened.add_argument("--deadline-ms", type=float, default=1000.0, help="from the planned time (default: 1000)")
     opened.add_argument("--channels", type=int, default=1, help="connections (default: 1)")
     opened.add_argument("--seed", type=int, default=1, help="of arrivals and sizes")
+    opened.add_argument("--stages", action="store_true", help="with the server's own time in each stage")
     opened.add_argument("--records", type=Path, help="write every call as a line of CSV")
     closed = found.add_argument_group("closed loop")
     closed.add_argument("--in-flight", type=int, default=16)
@@ -83,7 +84,7 @@ def main() -> None:
     if given.phase:
         _open(given, open_loop.Load(
             given.address, method, requests, weights, tuple(given.phase),
-            given.deadline_ms / 1e3, given.channels, given.seed,
+            given.deadline_ms / 1e3, given.channels, given.seed, given.stages,
         ))  # fmt: skip
     else:
         payload = next(iter(requests.values()))

@@ -7,6 +7,7 @@ whatever is due, no task of ours for a call, nothing parsed, nothing kept but fo
 
 import asyncio
 import gc
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ import grpc.aio
 
 from bench.arrivals import Phase, boundaries, plan, weighted
 from bench.ledger import OK, word
-from bench.records import NOT_SENT, Records, summary
+from bench.records import NOT_SENT, Records, stages, summary
 
 AT_ONCE = 64
 """Calls sent before answers get their turn, when the generator is behind."""
@@ -25,6 +26,7 @@ START_S = 0.05
 """Between the first look at the clock and the first call."""
 REASON = "error-reason"
 """Trailing metadata of a refusal: the server's word for it. Without it, the client's own clock ended the call."""
+TIMING = "server-timing"
 GRACE_S = 5.0
 """After the last deadline: every call has ended by itself long before."""
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
@@ -49,6 +51,8 @@ class Load(NamedTuple):
     channels: int = 1
     """Connections."""
     seed: int = 1
+    stages: bool = False
+    """Keep the time in each stage that the server names with an answer; costs a little more CPU a call."""
 
 
 class Sender:
@@ -63,6 +67,8 @@ class Sender:
         self._load = load
         self._start_s = 0.0
         self._all_ended = asyncio.Event()
+        self._timings: dict[int, str] = {}
+        """The server's `server-timing`, by the call's place in the plan."""
 
     async def run(self, say: Say, show: Show | None = None) -> dict[str, Any]:
         """Send the whole plan and wait for the last answer. Raises TimeoutError when a call does not end at all."""
@@ -112,11 +118,11 @@ class Sender:
 
     def _done(self, index: int, call: Call) -> None:
         code: grpc.StatusCode = _at_once(call.code())
-        if code is grpc.StatusCode.OK:
-            self._ended(index, OK)
-            return
-        trailers = _at_once(call.trailing_metadata())
-        self._ended(index, word(code.name, "" if trailers is None else trailers.get(REASON, "")))
+        fine = code is grpc.StatusCode.OK
+        trailers = {} if fine and not self._load.stages else _at_once(call.trailing_metadata()) or {}
+        if fine and self._load.stages:
+            self._timings[index] = trailers.get(TIMING, "")
+        self._ended(index, OK if fine else word(code.name, trailers.get(REASON, "")))
 
     def _ended(self, index: int, outcome: str) -> None:
         self.records.ended_s[index] = time.monotonic() - self._start_s
@@ -143,31 +149,31 @@ class Sender:
 
     def _result(self, cpu_s: list[float]) -> dict[str, Any]:
         load, records = self._load, self.records
-        phases = []
-        for number, phase in enumerate(load.phases):
-            places = records.where(phase=number)
-            found = {"name": phase.name or f"{phase.kind} {phase.rate:g}/s", "kind": phase.kind} | summary(
-                records, places
-            )
-            in_time = found["outcomes"].get(OK, 0)
-            spent_s = cpu_s[number + 1] - cpu_s[number]
-            phases.append(
-                found
-                | {
-                    "seconds": phase.seconds,
-                    "offered_per_s": round(len(places) / phase.seconds, 1) if phase.seconds else 0.0,
-                    "goodput_per_s": round(in_time / phase.seconds, 1) if phase.seconds else 0.0,
-                    "generator_cores": round(spent_s / phase.seconds, 3) if phase.seconds else 0.0,
-                }
-            )
+        spent_s = [after - before for before, after in itertools.pairwise(cpu_s)]
         return {
             "deadline_ms": load.deadline_s * 1e3,
             "seed": load.seed,
-            "phases": phases,
+            "phases": [self._phase(number, phase, spent_s[number]) for number, phase in enumerate(load.phases)],
             "sizes": {size: summary(records, records.where(size=size)) for size in load.payloads},
             "total": summary(records, range(len(records))),
             "cpu_ms_per_call": round((cpu_s[-1] - cpu_s[0]) * 1e3 / max(1, self.sent), 4),
         }
+
+    def _phase(self, number: int, phase: Phase, spent_s: float) -> dict[str, Any]:
+        """The ledger of one phase; `spent_s` is our own CPU meanwhile."""
+        places = self.records.where(phase=number)
+        found: dict[str, Any] = {"name": phase.name or f"{phase.kind} {phase.rate:g}/s", "seconds": phase.seconds}
+        found |= summary(self.records, places)
+        if self._load.stages:
+            found["stages_ms"] = stages(self._timings[index] for index in places if index in self._timings)
+        of_a_second = {
+            "offered_per_s": len(places),
+            "goodput_per_s": found["outcomes"].get(OK, 0),
+            "generator_cores": spent_s,
+        }
+        if phase.seconds:
+            found |= {name: round(amount / phase.seconds, 3) for name, amount in of_a_second.items()}
+        return found
 
 
 def _at_once(ready: Any) -> Any:  # noqa: ANN401 - whatever the call knows

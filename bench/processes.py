@@ -40,3 +40,15 @@ def rss_mb(root: psutil.Process) -> float:
         except psutil.NoSuchProcess:
             continue
     return total / 1e6
+
+
+def private_mb(root: psutil.Process) -> float:
+    """Memory of the tree in MB that no other process shares: without the arena and the libraries' code."""
+    total = 0
+    for process in (root, *root.children(recursive=True)):
+        try:
+            memory = process.memory_info()
+        except psutil.NoSuchProcess:
+            continue
+        total += memory.rss - memory.shared
+    return total / 1e6

@@ -3,6 +3,7 @@
 The words are those of `bench.ledger`, which compares them with the server's; two more are ours alone.
 """
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ NOT_SENT = "not_sent"
 LATE = "ok_late"
 """Answered, but after the deadline (gRPC rounds it up)."""
 REFUSED = Code.OVERLOADED.value
+_STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 PENDING = ""
 """Sent and not ended."""
 
@@ -87,8 +89,23 @@ def summary(records: Records, places: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def stages(timings: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Percentiles of each stage from Server-Timing headers, and of their sum."""
+    found: dict[str, list[float]] = {}
+    for timing in timings:
+        by_stage = {stage: float(ms) for stage, ms in _STAGE.findall(timing)}
+        for stage, ms in (by_stage | {"sum": sum(by_stage.values())}).items():
+            found.setdefault(stage, []).append(ms)
+    return {stage: spread(values) for stage, values in found.items()}
+
+
 def _spread(until: Sequence[float], since: Sequence[float], places: Iterable[int]) -> dict[str, float]:
-    values = sorted((until[index] - since[index]) * 1e3 for index in places)
+    return spread([(until[index] - since[index]) * 1e3 for index in places])
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Percentiles, rounded; empty when there are no values. Sorts in place."""
+    values.sort()
     if not values:
         return {}
     shares = {"p50": 0.50, "p90": 0.90, "p99": 0.99}

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.records import LATE, NOT_SENT, Records, callers_words, percentile, summary
+from bench.records import LATE, NOT_SENT, Records, callers_words, percentile, stages, summary
 
 
 def _records() -> Records:
@@ -51,3 +51,11 @@ def test_records_are_written_as_lines() -> None:
 
 def test_nothing_at_all_has_a_summary_too() -> None:
     assert summary(Records([], [], []), [])["planned"] == 0
+
+
+def test_stages_come_from_the_headers_of_the_answers() -> None:
+    found = stages(['admit;dur=0.5, batch;dur=4.0, rows;desc="3"', "admit;dur=1.5, batch;dur=2.0"])
+    assert found["batch"]["max"] == 4.0
+    assert found["admit"]["p50"] == 1.5
+    assert found["sum"]["max"] == 4.5
+    assert "rows" not in found
