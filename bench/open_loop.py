@@ -91,6 +91,7 @@ class Sender:
                 shown.cancel()
         finally:
             gc.enable()
+            gc.unfreeze()
             await asyncio.gather(*(channel.close() for channel in channels))
         records.mark_late(load.deadline_s)
         return self._result(cpu_s)

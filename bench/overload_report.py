@@ -132,7 +132,18 @@ def _drops(outcomes: Sequence[Outcome]) -> str:
 def _ledger(outcomes: Sequence[Outcome]) -> str:
     """One line a run: callers / server by word, then the allowed differences."""
     words = sorted({word for outcome in outcomes for word in (*outcome.callers, *outcome.server)})
-    header = ["load", "round", "planned", "not sent", *words, "noticed", "crossed", "never arrived", "closes"]
+    header = [
+        "load",
+        "round",
+        "planned",
+        "not sent",
+        *words,
+        "noticed",
+        "mistaken",
+        "crossed",
+        "never arrived",
+        "closes",
+    ]
     rows = [
         [
             TITLES[outcome.name],
@@ -141,6 +152,7 @@ def _ledger(outcomes: Sequence[Outcome]) -> str:
             str(outcome.not_sent),
             *(f"{outcome.callers.get(word, 0)} / {outcome.server.get(word, 0)}" for word in words),
             str(outcome.ledger.noticed),
+            str(outcome.ledger.mistaken),
             str(outcome.ledger.crossed),
             str(outcome.ledger.never_arrived),
             "no" if outcome.faults else "yes",
@@ -212,8 +224,9 @@ images to decode on the cores there are.
 
 Calls by their end, *callers / server*. The server's words are those of its metrics. Callers have three of their own:
 `expired` (their own clock ended the call), `left` and `unreachable`. Those are the only ones that may differ, and each
-is accounted for: the server *noticed* it, or its answer *crossed* it on the way, or it *never arrived*. All are sums of
-whole calls; the ledger closes when none is negative.
+is accounted for: the server *noticed* it, or its answer *crossed* it on the way, or it *never arrived*. *Mistaken* are
+those of the noticed that had expired and look cancelled to the server, when a call's end overtakes its beginning. The
+ledger closes when every difference is one of these, none is negative, and all planned calls have an end.
 
 {ledger}
 """

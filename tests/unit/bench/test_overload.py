@@ -99,7 +99,7 @@ def test_the_page_has_the_medians_and_every_runs_ledger(tmp_path: Path, capsys: 
     assert slow[-1] == ""
     ledger = [_cells(line) for line in lines if " / " in line and line.startswith("|")]
     assert len(ledger) == 4
-    assert ledger[0][2:] == ["20", "0", "0 / 1", "2 / 0", "10 / 11", "8 / 8", "1", "1", "0", "yes"]
+    assert ledger[0][2:] == ["20", "0", "0 / 1", "2 / 0", "10 / 11", "8 / 8", "1", "0", "1", "0", "yes"]
     assert ledger[3][-1] == "no"
     assert "{" not in page
     results = json.loads((tmp_path / "bench" / "results" / "overload.json").read_text())
