@@ -141,6 +141,10 @@ class VirtualWorkers:
         self.late: list[BatchItem] = []
         """Items that were sent after their deadline."""
         self.most_held = 0
+        self.running: dict[bytes, RunBatch] = {}
+        self.suspects: set[int] = set()
+        """Items that a worker was running when it died."""
+        self.suspects_in_company: list[RunBatch] = []
         self.bad_frames = self.stale_frames = 0
         self.returned: Callable[[str], None] = lambda _: None
         """Told when a lost worker may come back, with its name."""
@@ -154,6 +158,8 @@ class VirtualWorkers:
             now_s = asyncio.get_running_loop().time()
             self.late += [item for item in message.items if item.deadline_s <= now_s]
             self.sent.append((identity, message))
+            if len(message.items) > 1 and any(item.item in self.suspects for item in message.items):
+                self.suspects_in_company.append(message)
             held.append(message)
             self.most_held = max(self.most_held, len(held) + (identity in self._timers))
             self._next(identity)
@@ -168,6 +174,8 @@ class VirtualWorkers:
         if (timer := self._timers.pop(worker.identity, None)) is not None:
             timer.cancel()
         self._batches.pop(worker.identity, None)
+        if (batch := self.running.pop(worker.identity, None)) is not None:
+            self.suspects.update(item.item for item in batch.items)
         self._connected().on_lost(worker.identity)
         asyncio.get_running_loop().call_later(RESTART_S, self.returned, worker.name)
 
@@ -186,6 +194,7 @@ class VirtualWorkers:
         wanted = [i for i in batch.items if i.item not in self._cancelled and i.deadline_s > started_s]
         rows = sum(item.rows for item in wanted)
         spent_s = self._cost(batch.model, rows) if wanted else 0.0
+        self.running[identity] = batch
         self._timers[identity] = loop.call_later(spent_s, self._done, identity, batch, wanted, started_s)
 
     def _done(self, identity: bytes, batch: RunBatch, wanted: list[BatchItem], started_s: float) -> None:
@@ -195,6 +204,7 @@ class VirtualWorkers:
             worker = next(w for w in self._connected().workers() if w.identity == identity)
             self.die(worker)
             return
+        del self.running[identity]
         rows = sum(item.rows for item in wanted)
         if wanted:
             self.ran.append(Ran(batch.model, started_s, now_s, rows))

@@ -4,6 +4,7 @@ The gateway's own code runs on it unchanged: `shared.clock.now_s` is replaced wh
 """
 
 import asyncio
+import math
 import selectors
 import sys
 import time
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 START_S = 1000.0
 """Not 0, so that nothing works only because a time is falsy."""
+GRID = 1 << 30
+"""Times are multiples of about a nanosecond, so that sums and differences of them are exact."""
 
 
 class _Selector(selectors.SelectSelector):
@@ -27,7 +30,7 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("everybody waits for something that nobody will ever do")
-        self.now_s += max(timeout, 0.0)
+        self.now_s = math.ceil((self.now_s + max(timeout, 0.0)) * GRID) / GRID  # never before a timer
         return []
 
 
@@ -44,10 +47,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end in virtual time. Raises RuntimeError where real time would wait for ever."""
+    """Run to the end in virtual time.
+
+    Raises RuntimeError where real time would wait for ever, or when a callback raised, which the loop would only log.
+    """
     loop = VirtualLoop()
+    raised: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, context: raised.append(context))
     with _now_is(loop.time), asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(main())
+        found = runner.run(main())
+    if raised:
+        raise RuntimeError(f"{len(raised)} callbacks raised, first: {raised[0]}")
+    return found
 
 
 @contextmanager
