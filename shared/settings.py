@@ -191,6 +191,8 @@ class WorkerSettings(_Group):
     """`auto`: FP16 autocast on CUDA, FP32 on a CPU."""
     compile: bool = False
     """torch.compile: longer start, faster forward where it works."""
+    cuda_graphs: bool = True
+    """CUDA graphs, one per allowed batch size: more device memory, far less work for the host per batch."""
     hang_limit_ms: Milliseconds = 10_000
     """A batch that takes longer than this and 3 × the slowest one so far loses its worker."""
     return_limit_ms: Milliseconds = 20_000

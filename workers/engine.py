@@ -1,6 +1,9 @@
 """Runs one batch: every item gets exactly one answer, and a bad one never spoils the others'.
 
-    still wanted? → views of the rows → run → finite? → outputs into slots or inline
+    views of the rows → still wanted? → run → finite? → outputs into slots or inline
+
+On a device that works beside the host, `start` queues the batch and `finish` waits for it, so that another batch's rows
+are copied meanwhile. On any other one all work is done in `finish`.
 
 What can go wrong with a group of items, and what is done about it:
 - the caller has left, or the deadline has passed: answered so, before anything is copied;
@@ -10,6 +13,10 @@ What can go wrong with a group of items, and what is done about it:
 - the device itself is lost: DeviceLost ends the process, and with it all answers.
 """
 
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+
 import msgspec
 
 from shared.arena import AttachedArena
@@ -17,18 +24,24 @@ from shared.clock import Clock
 from shared.errors import Code, InternalFault
 from shared.logs import get_logger
 from shared.messages import BatchDone, BatchItem, Failure, ItemAnswer, RunBatch
-from shared.tensors import DTYPES, Array, SlotRef, Tensor, TensorSpec, as_array, wire_bytes
-from workers.backends.base import DeviceLost, Forward, Mask, OutOfMemory, Precision
+from shared.tensors import Array
+from workers.backends.base import DeviceLost, Forward, Mask, OutOfMemory, Pass, Precision
+from workers.items import Item, read, rows_of, written
 from workers.model_pool import LoadedVersion
 
 _log = get_logger()
 
 
-class _Item(msgspec.Struct):
-    """An item whose input rows can be read."""
+class _Attempt(msgspec.Struct):
+    """A group of items on its way through the device."""
 
-    message: BatchItem
-    arrays: list[Array]
+    items: list[Item]
+    precision: Precision
+    crowded: bool
+    """Another batch was under way, so that running out of memory says nothing about this one's size."""
+    under_way: Pass | None = None
+    error: Exception | None = None
+    """Why it is not under way."""
 
 
 def refuse_all(message: RunBatch, code: Code, text: str, at_s: float) -> BatchDone:
@@ -44,46 +57,76 @@ def run_batch(
 
     Raises DeviceLost.
     """
-    return _Batch(message, loaded, arena, clock, cancelled).run()
+    batch = BatchRun(message, loaded, arena, clock, cancelled)
+    batch.start()
+    return batch.finish()
 
 
-class _Batch:
+class BatchRun:
     """One batch under way; the answers found so far."""
 
     def __init__(
         self, message: RunBatch, loaded: LoadedVersion, arena: AttachedArena, clock: Clock, cancelled: set[int]
     ) -> None:
-        self._message = message
-        self._loaded = loaded
+        self.message = message
+        self.loaded = loaded
+        self.lane = 0
         self._arena = arena
         self._clock = clock
         self._cancelled = cancelled
+        self._others: Sequence[BatchRun] = ()
         self._answers: dict[int, ItemAnswer] = {}
+        self._groups: deque[list[Item]] = deque()
+        self._first: _Attempt | None = None
         self._done = BatchDone(message.batch, [], clock(), 0.0, 0.0, 0)
 
-    def run(self) -> BatchDone:
-        items = [item for item in map(self._readable, self._message.items) if item is not None]
-        for group in self._that_fit(items):
-            self._attempt(group, self._loaded.precision)
-        self._done.answers = [self._answers.get(item.item) or _internal(item.item) for item in self._message.items]
-        return self._done
+    def start(self, others: "Sequence[BatchRun]" = (), lane: int = 0) -> None:
+        """Read the items and start their pass. `others`: the batches under way, kept up to date; `lane` must be free.
 
-    def _readable(self, item: BatchItem) -> _Item | None:
+        Raises DeviceLost.
+        """
+        self._others, self.lane = others, lane
+        items = [item for item in map(self._readable, self.message.items) if item is not None]
+        self._groups.extend(self._that_fit(items))
+        self._first = self._begin(self._groups.popleft(), self.loaded.precision)
+
+    def done(self) -> bool:
+        """Whether `finish` need not wait for the device first."""
+        under_way = self._under_way()
+        return under_way is None or under_way.done()
+
+    def finish(self) -> BatchDone:
+        """Wait for its pass, run what is left to run, and give the answers. Raises DeviceLost."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._complete(first)
+        for group in self._groups:
+            self._attempt(group, self.loaded.precision)
+        done = self._done
+        done.answers = [self._answers.get(item.item) or _internal(item.item) for item in self.message.items]
+        # What it waited for the batch before it is no part of its own time.
+        done.started_s = max(done.started_s, self._clock() - done.copy_s - done.run_s)
+        return done
+
+    def settle(self) -> None:
+        """Wait until the device does nothing for this batch any more; nobody wants its answers. Raises DeviceLost."""
+        under_way = self._under_way()
+        if under_way is not None and not under_way.done():
+            with contextlib.suppress(OutOfMemory):
+                under_way.wait()
+
+    def _under_way(self) -> Pass | None:
+        return None if self._first is None else self._first.under_way
+
+    def _readable(self, item: BatchItem) -> Item | None:
         try:
-            return _Item(item, [self._view(item, number) for number in range(len(self._loaded.spec.inputs))])
+            return read(item, self.loaded.spec.inputs, self._arena)
         except (ValueError, KeyError, IndexError) as error:  # the gateway checked this: a bug of ours, of one item only
-            _log.error("an item can't be read", item=item.item, model=self._loaded.key.name, reason=str(error)[:300])
+            _log.error("an item can't be read", item=item.item, model=self.loaded.key.name, reason=str(error)[:300])
             self._fail(item, Code.INTERNAL, InternalFault.TEXT)
             return None
 
-    def _view(self, item: BatchItem, number: int) -> Array:
-        tensor, spec = item.tensors[number], self._loaded.spec.inputs[number]
-        _check(tensor, spec, item.rows)
-        if isinstance(tensor.data, SlotRef) and tensor.datatype != "BYTES":
-            return self._arena.array(tensor.data, tensor.datatype, tensor.shape)
-        return as_array(tensor, self._arena.memory)
-
-    def _still_wanted(self, items: list[_Item]) -> list[_Item]:
+    def _still_wanted(self, items: list[Item]) -> list[Item]:
         """The last check before the device: work for nobody is dropped here."""
         now_s = self._clock()
         wanted = []
@@ -96,29 +139,47 @@ class _Batch:
                 wanted.append(item)
         return wanted
 
-    def _that_fit(self, items: list[_Item]) -> list[list[_Item]]:
+    def _that_fit(self, items: list[Item]) -> list[list[Item]]:
         """Groups within the rows that the device's memory is known to hold; as a rule one."""
-        cap = self._loaded.row_cap
+        cap = self.loaded.row_cap
         if cap is None:
             return [items]
-        groups: list[list[_Item]] = [[]]
+        groups: list[list[Item]] = [[]]
         for item in items:
-            if groups[-1] and _rows(groups[-1]) + item.message.rows > cap:
+            if groups[-1] and rows_of(groups[-1]) + item.message.rows > cap:
                 groups.append([])
             groups[-1].append(item)
         return groups
 
-    def _attempt(self, items: list[_Item], precision: Precision) -> None:
+    def _attempt(self, items: list[Item], precision: Precision) -> None:
         """Run a group and answer each of its items. Halves it on failure: at most log2(n) + 1 levels deep."""
-        items = self._still_wanted(items)
+        self._complete(self._begin(items, precision))
+
+    def _begin(self, items: list[Item], precision: Precision) -> _Attempt:
+        """Start the pass of those items of a group that are still wanted. What that raises comes up in `_complete`."""
+        attempt = _Attempt(self._still_wanted(items), precision, any(not other.done() for other in self._others))
+        if attempt.items:
+            try:
+                attempt.under_way = self._start(attempt.items, precision)
+            except DeviceLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - as in `_complete`
+                attempt.error = error
+        return attempt
+
+    def _complete(self, attempt: _Attempt) -> None:
+        items, precision = attempt.items, attempt.precision
         if not items:
             return
         try:
-            forward = self._forward(items, precision)
+            forward = self._result(attempt)
         except DeviceLost:
             raise
         except OutOfMemory:
-            self._loaded.lower_row_cap(_rows(items))
+            if attempt.crowded:
+                self._alone(items, precision)
+                return
+            self.loaded.lower_row_cap(rows_of(items))
             self._halve(items, precision, Code.OVERLOADED, "the device has no memory left for this input")
         except Exception as error:  # noqa: BLE001 - networks are users' code and may raise anything, on any input
             self._log_failure(items, error)
@@ -126,9 +187,24 @@ class _Batch:
         else:
             self._answer(items, forward, precision)
 
-    def _log_failure(self, items: list[_Item], error: Exception) -> None:
+    def _result(self, attempt: _Attempt) -> Forward:
+        if attempt.under_way is None:
+            raise attempt.error or RuntimeError("nothing was started")
+        forward = attempt.under_way.wait()
+        self._done.copy_s += forward.copy_s
+        self._done.run_s += forward.run_s
+        self._done.rows_run += rows_of(attempt.items)
+        return forward
+
+    def _alone(self, items: list[Item], precision: Precision) -> None:
+        """Once more, after the device has finished everything else."""
+        for other in self._others:
+            other.settle()
+        self._attempt(items, precision)
+
+    def _log_failure(self, items: list[Item], error: Exception) -> None:
         """One trace and one line on halving per model every few seconds, however many rows its network raises on."""
-        model = self._loaded
+        model = self.loaded
         seldom = model.failed_items if len(items) == 1 else model.failed_batches
         left_out = seldom.due(self._clock())
         if left_out is None:
@@ -142,17 +218,13 @@ class _Batch:
                 "a batch failed and is halved", items=len(items), model=model.key.name, left_out=left_out, error=what
             )
 
-    def _forward(self, items: list[_Item], precision: Precision) -> Forward:
-        rows = _rows(items)
-        whole = len(items) == len(self._message.items)
-        padded = self._message.padded_rows if whole else self._loaded.padded(rows)
-        forward = self._loaded.runner.run([item.arrays for item in items], max(rows, padded), precision)
-        self._done.copy_s += forward.copy_s
-        self._done.run_s += forward.run_s
-        self._done.rows_run += rows
-        return forward
+    def _start(self, items: list[Item], precision: Precision) -> Pass:
+        rows = rows_of(items)
+        whole = len(items) == len(self.message.items)
+        padded = self.message.padded_rows if whole else self.loaded.padded(rows)
+        return self.loaded.runner.start([item.arrays for item in items], max(rows, padded), precision, self.lane)
 
-    def _halve(self, items: list[_Item], precision: Precision, code: Code, text: str) -> None:
+    def _halve(self, items: list[Item], precision: Precision, code: Code, text: str) -> None:
         if len(items) == 1:
             self._fail(items[0].message, code, text)
             return
@@ -160,8 +232,8 @@ class _Batch:
         self._attempt(items[:middle], precision)
         self._attempt(items[middle:], precision)
 
-    def _answer(self, items: list[_Item], forward: Forward, precision: Precision) -> None:
-        rescue: list[_Item] = []
+    def _answer(self, items: list[Item], forward: Forward, precision: Precision) -> None:
+        rescue: list[Item] = []
         first = 0
         for item in items:
             last = first + item.message.rows
@@ -169,61 +241,36 @@ class _Batch:
                 self._succeed(item.message, [output[first:last] for output in forward.outputs])
             elif precision == "fp16":
                 rescue.append(item)
-            elif self._loaded.raw:
+            elif self.loaded.raw:
                 self._succeed(item.message, [output[first:last] for output in forward.outputs])
                 self._answers[item.message.item].nonfinite_rows = int((~forward.finite[first:last]).sum())
             else:
                 self._fail(item.message, Code.NONFINITE_OUTPUT, _nonfinite(forward.finite[first:last]))
             first = last
         if precision == "fp16":
-            self._rescue(rescue, _rows(items))
+            self._rescue(rescue, rows_of(items))
 
-    def _rescue(self, items: list[_Item], of_rows: int) -> None:
+    def _rescue(self, items: list[Item], of_rows: int) -> None:
         """What overflowed in FP16 runs again in FP32."""
         if items:
             self._attempt(items, "fp32")
         fine = [item for item in items if self._answers[item.message.item].failure is None]
-        self._done.rows_rescued += _rows(fine)
-        self._loaded.guard.record(of_rows, _rows(fine))
+        self._done.rows_rescued += rows_of(fine)
+        self.loaded.guard.record(of_rows, rows_of(fine))
 
     def _succeed(self, item: BatchItem, outputs: list[Array]) -> None:
         try:
-            tensors = [self._tensor(item, number, output) for number, output in enumerate(outputs)]
+            tensors = written(item, self.loaded.spec.outputs, outputs, self._arena)
         except ValueError as error:  # a slot too small: a bug of ours, of one item only
             _log.error(
-                "an output does not fit its slot", item=item.item, model=self._loaded.key.name, reason=str(error)[:300]
+                "an output does not fit its slot", item=item.item, model=self.loaded.key.name, reason=str(error)[:300]
             )
             self._fail(item, Code.INTERNAL, InternalFault.TEXT)
         else:
             self._answers[item.item] = ItemAnswer(item.item, tensors)
 
-    def _tensor(self, item: BatchItem, number: int, output: Array) -> Tensor:
-        """The rows of one output where the gateway wants them: copied, since the next pass overwrites them."""
-        spec, shape = self._loaded.spec.outputs[number], output.shape
-        if output.dtype != DTYPES[spec.datatype]:
-            raise ValueError(f"output {spec.name} is {output.dtype}, declared {spec.datatype}")
-        if not item.slots:
-            return Tensor(spec.name, spec.datatype, shape, wire_bytes(output))
-        slot = item.slots[number] if number < len(item.slots) else SlotRef(0, 0)
-        self._arena.array(slot, spec.datatype, shape)[...] = output
-        return Tensor(spec.name, spec.datatype, shape, slot)
-
     def _fail(self, item: BatchItem, code: Code, text: str) -> None:
         self._answers[item.item] = ItemAnswer(item.item, failure=Failure(code, text))
-
-
-def _rows(items: list[_Item]) -> int:
-    return sum(item.message.rows for item in items)
-
-
-def _check(tensor: Tensor, spec: TensorSpec, rows: int) -> None:
-    """Raises ValueError when a tensor is not what the pipeline declares."""
-    shape = tensor.shape
-    fits = len(shape) == 1 + len(spec.shape) and shape[0] == rows >= 1
-    if not fits or any(want not in (-1, have) for want, have in zip(spec.shape, shape[1:], strict=True)):
-        raise ValueError(f"input {spec.name} has shape {list(shape)} for {rows} rows, declared {list(spec.shape)}")
-    if tensor.datatype != spec.datatype:
-        raise ValueError(f"input {spec.name} is {tensor.datatype}, declared {spec.datatype}")
 
 
 def _nonfinite(finite: Mask) -> str:

@@ -11,6 +11,7 @@ from shared.pipeline import Pipeline
 from shared.pipeline_loader import load_pipeline
 from shared.repository import ModelVersion, Repository
 from shared.settings import Settings
+from shared.tensors import Array
 from workers.backends import examples, numpy_backend, simulated
 from workers.backends.base import Device, LoadFailed, OutOfMemory, Runner
 from workers.model_pool import Key, LoadedVersion
@@ -78,10 +79,23 @@ class Loader:
     ) -> list[tuple[int, float]]:
         """Run every allowed batch size, so that no caller pays for a first time; (rows, seconds) of each.
 
-        Ends early at the first size that does not fit the device's memory.
+        Ends early at the first size that does not fit the device's memory. What the runner makes faster plans for is
+        measured with them.
         """
         rows = examples.rows(pipeline.spec.inputs, sizes[-1])
-        measured = []
+        measured = self._run_all(runner, rows, sizes, name)
+        if runner.precision == "fp16":  # the way back from an overflow is warm, too
+            _time(runner, [array[: sizes[0]] for array in rows], sizes[0], fp32=True)
+        if not self._settings.worker.cuda_graphs or self._stopping():
+            return measured
+        planned = set(runner.prepare(rows, [size for size, _ in measured]))
+        return [
+            (size, _time(runner, [array[:size] for array in rows], size) if size in planned else seconds)
+            for size, seconds in measured
+        ]
+
+    def _run_all(self, runner: Runner, rows: list[Array], sizes: tuple[int, ...], name: str) -> list[tuple[int, float]]:
+        measured: list[tuple[int, float]] = []
         for size in sizes:
             if self._stopping():
                 raise LoadFailed(f"model {name}: the worker stops")
@@ -96,8 +110,6 @@ class Loader:
                     "the device is out of memory for larger batches", model=name, rows=size, max_rows=measured[-1][0]
                 )
                 break
-        if runner.precision == "fp16":  # the way back from an overflow is warm, too
-            _time(runner, [array[: sizes[0]] for array in rows], sizes[0], fp32=True)
         return measured
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,15 +14,18 @@ import torch
 from torch import nn
 
 from shared.settings import BatchingSettings, Settings
+from shared.tensors import SlotRef
 from tests.support.worker_parts import ToyPipeline, TwoSidedArena, batch, item, loaded, toy_model
 from workers.backends import torch_device
 from workers.backends.base import OutOfMemory, Precision
-from workers.backends.torch_device import CudaDevice, CudaStaging
-from workers.backends.torch_runner import TorchRunner
+from workers.backends.lane import Lane
+from workers.backends.stream_runner import StreamRunner
+from workers.backends.torch_device import CudaDevice
 from workers.engine import run_batch
 from workers.loading import Loader
 from workers.model_pool import Key
 from workers.networks.efficientnet_lite import efficientnet_lite0
+from workers.staging import Inputs
 
 MODEL_YAML = "pipeline: toy:Toy\nbackend: torch\nnetwork: mine:network\n"
 CODE = "from torch import nn\n\n\ndef network():\n    return nn.Linear(4, 4)\n"
@@ -34,12 +38,12 @@ def cuda() -> CudaDevice:
     return device
 
 
-def runner(device: CudaDevice, function: Callable[[torch.Tensor], torch.Tensor], precision: Precision) -> TorchRunner:
+def runner(device: CudaDevice, function: Callable[[torch.Tensor], torch.Tensor], precision: Precision) -> StreamRunner:
     class Function(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return function(x)
 
-    return TorchRunner(Function(), ToyPipeline(), device, precision, 0)
+    return StreamRunner(Function(), ToyPipeline(), device, precision, 0)
 
 
 def test_a_version_loads_warms_up_and_runs_in_fp16(tmp_path: Path, cuda: CudaDevice) -> None:
@@ -75,29 +79,50 @@ def test_rows_come_straight_from_the_pinned_arena(cuda: CudaDevice) -> None:
     arena = TwoSidedArena()
     cuda.attach(arena.attached.memory)
     try:
-        assert cuda.arena_is_pinned
         slot = arena.owner.lease(2 * 16)
         assert slot is not None
         rows = arena.attached.array(slot.ref, "FP32", (2, 4))
         rows[...] = np.arange(8, dtype=np.float32).reshape(2, 4)
         assert torch.from_numpy(rows).is_pinned()
-        staging = CudaStaging(cuda)
+        assert cuda.is_pinned(rows)
         inline = np.frombuffer(np.full(4, 7, np.float32).tobytes(), np.float32).reshape(1, 4)  # read-only
-        (gathered,) = staging.gather([[rows], [inline]], 4)
-        assert gathered.cpu().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [7, 7, 7, 7], [0, 0, 0, 0]]
+        assert not cuda.is_pinned(inline)
+        assert gathered(cuda, [[rows], [inline]], 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [7, 7, 7, 7], [0, 0, 0, 0]]
         short = np.ones((1, 2), np.float32)
-        (gathered,) = staging.gather([[rows], [short]], 3)
-        assert gathered.cpu().tolist()[2] == [1, 1, 0, 0]
+        assert gathered(cuda, [[rows], [short]], 3)[2] == [1, 1, 0, 0]
     finally:
         cuda.detach()
         cuda.detach()
         arena.close()
 
 
+def gathered(device: CudaDevice, items: Inputs, padded_rows: int) -> list[list[float]]:
+    lane = Lane(device.streams, device.is_pinned)
+    with device.streams.copying():
+        (rows,) = lane.gather(items, padded_rows)
+    device.streams.settle()
+    return cast("list[list[float]]", rows.cpu().tolist())
+
+
+def test_each_of_several_arenas_is_pinned_until_it_is_let_go_of(cuda: CudaDevice) -> None:
+    arenas = [TwoSidedArena(), TwoSidedArena()]
+    rows = [arena.attached.array(SlotRef(0, 16), "FP32", (1, 4)) for arena in arenas]
+    try:
+        for arena in arenas:
+            cuda.attach(arena.attached.memory)
+        assert [cuda.is_pinned(each) for each in rows] == [True, True]
+        cuda.detach(arenas[0].attached.memory)
+        assert [cuda.is_pinned(each) for each in rows] == [False, True]
+    finally:
+        cuda.detach()
+        for arena in arenas:
+            arena.close()
+
+
 def test_running_out_of_memory_is_no_end(cuda: CudaDevice) -> None:
     def greedy(x: torch.Tensor) -> torch.Tensor:
         if len(x) > 1:
-            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # raises: no GPU has a petabyte
         return x
 
     module = runner(cuda, greedy, "fp32")

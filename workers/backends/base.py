@@ -5,6 +5,8 @@ the host and, per row, whether the numbers are finite.
 """
 
 import abc
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -50,14 +52,61 @@ class Forward(NamedTuple):
     """Normalise, network, head, and outputs back on the host."""
 
 
+class Pass(abc.ABC):
+    """One forward pass under way. A batch holds it, and with it a lane, until its answers have been read."""
+
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether `wait` returns at once, or does all the work itself since nothing happens without it."""
+
+    @abc.abstractmethod
+    def wait(self) -> Forward:
+        """Its result; may be asked again. Raises OutOfMemory, DeviceLost, or whatever the network raises."""
+
+
+class _OnTheHost(Pass):
+    """A pass that the host computes: only when it is asked for its result."""
+
+    def __init__(self, runner: "Runner", items: Inputs, padded_rows: int, precision: Precision) -> None:
+        self._run = partial(runner.run, items, padded_rows, precision)
+        self._forward: Forward | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> Forward:
+        if self._forward is None:
+            self._forward = self._run()
+        return self._forward
+
+
 class Runner(abc.ABC):
-    """One loaded version. All calls but the constructor's come from the worker's loop, one at a time."""
+    """One loaded version. All calls but the constructor's and `prepare` come from the worker's loop.
+
+    Before it is handed to the loop, the loader uses it alone.
+    """
 
     precision: Precision
     memory_bytes: int
     """Measured when it was loaded."""
     pads: bool
     """Whether a batch is padded up to an allowed size: where the device runs each size from a prepared plan."""
+    lanes = 1
+    """Passes that may be under way at once: 2 where the rows of one are copied while another one is computed."""
+
+    def prepare(self, rows: Sequence[Array], sizes: Sequence[int]) -> Sequence[int]:  # noqa: ARG002 - most need nothing
+        """Make a plan for each of these batch sizes, once, after all have run; `rows` is an example of the largest.
+
+        Returns the sizes that run faster from now on. Raises DeviceLost.
+        """
+        return ()
+
+    def start(self, items: Inputs, padded_rows: int, precision: Precision, lane: int) -> Pass:  # noqa: ARG002 - see `lanes`
+        """As `run`, without waiting where the device works beside the host; `lane` (below `lanes`) must be free.
+
+        Raises what `run` raises; then nothing is under way.
+        """
+        return _OnTheHost(self, items, padded_rows, precision)
 
     @abc.abstractmethod
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
@@ -78,11 +127,21 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, memory: memoryview) -> None:
-        """A gateway's arena is about to be used."""
+        """A gateway's arena is about to be used; there may be several at a time."""
 
     @abc.abstractmethod
-    def detach(self) -> None:
-        """The arena is about to be unmapped. Idempotent. What it raises means that the device is lost."""
+    def detach(self, memory: memoryview | None = None) -> None:
+        """This arena (by default each one) is about to be unmapped. Idempotent.
+
+        What it raises means that the device is lost.
+        """
+
+    def fileno(self) -> int | None:
+        """Becomes readable when a pass that was started is done; None where `start` leaves nothing under way."""
+        return None
+
+    def quiet(self) -> None:  # noqa: B027 - most devices need nothing
+        """Make `fileno` unreadable until the next pass is done."""
 
 
 class NoDevice(Device):
@@ -93,5 +152,5 @@ class NoDevice(Device):
     def attach(self, memory: memoryview) -> None:
         """Nothing to do."""
 
-    def detach(self) -> None:
+    def detach(self, memory: memoryview | None = None) -> None:
         """Nothing to do."""

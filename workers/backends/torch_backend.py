@@ -19,6 +19,7 @@ from shared.pipeline_loader import load_object, own_code_failed
 from shared.repository import ModelVersion, Repository
 from workers.backends import cpu_graph, examples
 from workers.backends.base import LoadFailed, Precision
+from workers.backends.stream_runner import StreamRunner
 from workers.backends.torch_device import TorchDevice
 from workers.backends.torch_runner import TorchRunner, as_tuple
 
@@ -43,7 +44,10 @@ def load(
     faster = _compile(network) if compiled else _optimise(network, device)
     if faster is not None and _agree(network, faster, pipeline, device, version.name):
         network = faster
-    return TorchRunner(network, pipeline, device, precision, memory_bytes)
+    if device.streams is None:
+        return TorchRunner(network, pipeline, device, precision, memory_bytes)
+    device.streams.settle()  # the weights have come over another queue than those that runs use
+    return StreamRunner(network, pipeline, device, precision, memory_bytes)
 
 
 def read_weights(version: ModelVersion) -> dict[str, Tensor]:
@@ -102,7 +106,8 @@ def _some(keys: list[str]) -> str:
 def _place(network: nn.Module, device: TorchDevice) -> nn.Module:
     """Evaluation mode, on the device, 4-dimensional weights in channels_last order (faster on both)."""
     network = network.eval().requires_grad_(requires_grad=False).to(device.device)
-    # A CPU computes in float32 whatever the file holds; CUDA's autocast takes float32 weights and casts them once.
+    # A CPU computes in float32 whatever the file holds; on CUDA autocast makes each layer's FP16 weights as it runs,
+    # and what overflows in FP16 runs again with these.
     network = network.float()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
     return network

@@ -1,11 +1,14 @@
-"""One loaded PyTorch version: rows in, output arrays out. Worker only.
+"""One loaded PyTorch version on the CPU: rows in, output arrays out. Worker only.
 
     gather → normalise (pipeline) → network → head (pipeline, float32) → host
 
-On CUDA the network runs under FP16 autocast unless the version's precision is FP32; inputs travel as they are (images
-as uint8) and become floating-point numbers on the device.
+`stream_runner.py` does the same on a device that works beside the host. On CUDA the network runs under FP16 autocast
+unless the version's precision is FP32; inputs travel as they are (images as uint8) and become floating-point numbers
+on the device.
 """
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from shared.pipeline import Pipeline
 from shared.tensors import DTYPES, Array
 from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
-from workers.staging import Inputs
+from workers.staging import HostStaging, Inputs
 
 
 class TorchRunner(Runner):
@@ -33,16 +36,29 @@ class TorchRunner(Runner):
         self._network = network
         self._pipeline = pipeline
         self._device = device
-        self._staging = device.staging()
+        self._staging = HostStaging()
         self.precision = precision
         self.pads = device.is_cuda
         self.memory_bytes = memory_bytes
 
-    def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
+    def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:  # noqa: ARG002 - the port's signature
         """See `Runner.run`."""
+        with self.judged(), torch.inference_mode():
+            return self._run(items, precision)
+
+    def _run(self, items: Inputs, precision: Precision) -> Forward:
+        started_s = now_s()
+        batch = [torch.from_numpy(rows) for rows in self._staging.gather(items)]  # a CPU needs no padding
+        copied_s = now_s()
+        *outputs, finite = self.forward(batch, precision)
+        arrays = self.in_spec([output.numpy() for output in outputs])
+        return Forward(arrays, finite.numpy(), copied_s - started_s, now_s() - copied_s)
+
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[None]:
+        """Turns what is raised inside into OutOfMemory or DeviceLost where it means that."""
         try:
-            with torch.inference_mode():
-                return self._run(items, padded_rows, precision)
+            yield
         except (OutOfMemory, DeviceLost):
             raise
         except Exception as error:
@@ -51,19 +67,7 @@ class TorchRunner(Runner):
                 raise
             raise meaning from error
 
-    def _run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
-        rows = sum(len(arrays[0]) for arrays in items)
-        started_s = now_s()
-        timer = self._device.copy_timer()
-        batch = self._staging.gather(items, padded_rows)
-        timer.copied()
-        outputs, finite = self.forward(batch, precision)
-        arrays = [output[:rows].cpu().numpy() for output in outputs]
-        mask = finite[:rows].cpu().numpy()
-        copy_s = timer.seconds()
-        return Forward(self._in_spec(arrays), mask, copy_s, now_s() - started_s - copy_s)
-
-    def forward(self, batch: list[Tensor], precision: Precision) -> tuple[tuple[Tensor, ...], Tensor]:
+    def forward(self, batch: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
         """Input tensors on the device, in the spec's order → head's outputs, and bool `[rows]`: finite. No waiting."""
         names = [spec.name for spec in self._pipeline.spec.inputs]
         arguments = self._pipeline.normalise(dict(zip(names, batch, strict=True)))
@@ -75,7 +79,7 @@ class TorchRunner(Runner):
         raw = tuple(output.float() if output.dtype == torch.float16 else output for output in raw)
         outputs = tuple(self._pipeline.head(raw))
         self._check(outputs, len(batch[0]))
-        return outputs, _finite_rows(raw, outputs)
+        return *outputs, _finite_rows(raw, outputs)
 
     def _check(self, outputs: tuple[Tensor, ...], rows: int) -> None:
         declared = self._pipeline.spec.outputs
@@ -90,7 +94,8 @@ class TorchRunner(Runner):
                     f"[rows, {', '.join(map(str, spec.shape))}]"
                 )
 
-    def _in_spec(self, arrays: list[Array]) -> list[Array]:
+    def in_spec(self, arrays: list[Array]) -> list[Array]:
+        """The outputs in the datatypes that the pipeline declares."""
         specs = self._pipeline.spec.outputs
         return [array.astype(DTYPES[spec.datatype], copy=False) for array, spec in zip(arrays, specs, strict=True)]
 

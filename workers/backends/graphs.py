@@ -1,0 +1,85 @@
+"""The captured graphs of one version, by batch size: a whole forward pass queued by one call. Worker only.
+
+Launching the some hundred kernels of a small network takes the host longer than the device needs to run them; a graph
+launches them at once. It reads static inputs, into which a batch is copied on the device first, and writes static
+outputs. All graphs of a version share their memory, since the queue for computing runs them one after another.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from shared.tensors import Array
+from workers.backends.streams import Function, Graph, Streams
+
+MAX_DRIFT = 1e-3
+"""How far a graph's outputs may be from the plain network's, relative to the largest: the same kernels run, so that
+they are equal but for those that add up in any order."""
+
+
+class _Captured(NamedTuple):
+    inputs: list[Tensor]
+    graph: Graph
+
+
+class Graphs:
+    """See the module's docstring. Sizes that are not in it run eagerly."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._by_size: dict[int, _Captured] = {}
+        self._largest: list[Tensor] = []
+        self._pool: object = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes that have a graph, rising."""
+        return tuple(sorted(self._by_size))
+
+    def capture(self, function: Function, batch: Sequence[Tensor]) -> None:
+        """Make the graph for batches of this shape; the largest size comes first. Raises what `Streams.capture` does.
+
+        The batch must be complete: the host has waited for it.
+        """
+        size = len(batch[0])
+        if not self._largest:
+            self._largest = [tensor.clone() for tensor in batch]
+            self._pool = self._streams.pool()
+            self._streams.settle()
+        inputs = [tensor[:size] for tensor in self._largest]
+        self._by_size[size] = _Captured(inputs, self._streams.capture(function, inputs, self._pool))
+
+    def drop(self, size: int) -> None:
+        """Batches of this size run eagerly again."""
+        self._by_size.pop(size, None)
+
+    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+        """Queue the graph for a batch inside `computing`; its outputs hold until the next one. None: there is none."""
+        captured = self._by_size.get(len(batch[0]))
+        if captured is None or any(a.shape != b.shape for a, b in zip(captured.inputs, batch, strict=True)):
+            return None
+        for static, tensor in zip(captured.inputs, batch, strict=True):
+            self._streams.copy(static, tensor)
+        captured.graph.replay()
+        return captured.graph.outputs
+
+    def __repr__(self) -> str:
+        return f"<Graphs {' '.join(map(str, self.sizes)) or 'none'}>"
+
+
+def agree(expected: Sequence[Array], got: Sequence[Array]) -> bool:
+    """Whether two passes gave the same: floats but for rounding, everything else exactly."""
+    return all(map(_same, expected, got))
+
+
+def _same(expected: Array, got: Array) -> bool:
+    if expected.dtype.kind != "f":
+        return bool((expected == got).all())
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True):
+        return False
+    wanted, found = expected[finite].astype(np.float64), got[finite].astype(np.float64)
+    scale = float(np.abs(wanted).max(initial=0.0))
+    return float(np.abs(wanted - found).max(initial=0.0)) <= MAX_DRIFT * max(scale, 1e-6)
