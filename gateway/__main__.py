@@ -33,6 +33,7 @@ from gateway.pool_processes import PoolProcesses
 from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
+from gateway.row_caps import RowCaps
 from gateway.serve import Announcement, serve
 from gateway.work import Work
 from gateway.worker_client import WorkerClient
@@ -113,8 +114,9 @@ class Gateway:
             workers=self.workers,
         )
         self.readiness.connect(self.flow, parts.describe)
-        self.workers.connect([self.dispatch, self.readiness])
+        self.workers.connect([RowCaps(routing.models, self.dispatch.configure), self.dispatch, self.readiness])
         self.dispatch.on_batch = self.metrics.batch
+        self.dispatch.drops = self.metrics.drops
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
         export(parts)

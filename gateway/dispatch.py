@@ -11,17 +11,18 @@ from functools import partial
 
 from gateway.batcher import Batch, Batcher, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
+from gateway.drops import Drops, Point
 from gateway.hangs import Hangs
 from gateway.inflight import InFlight
 from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.running import Ran, Running, RunningBatches
 from gateway.served import ServedModel
-from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, outcome_of, set_apart, unloaded
+from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart, settle, unloaded
 from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import now_s
-from shared.errors import DeadlineExceeded, HeadraceError, NotReady, rebuild
+from shared.errors import HeadraceError, NotReady
 from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, ModelNote, RunBatch
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
@@ -53,6 +54,8 @@ class Dispatcher:
         self.on_batch: Callable[[ServedModel, Batch, BatchDone, int], None] = lambda *_: None
         """Told of every finished batch: model, batch, answer, rows computed for nobody."""
         self.lost_workers = 0
+        self.drops = Drops()
+        """What is dropped here; the composition puts the one of the metrics here."""
 
     def configure(self, model: ServedModel) -> None:
         """Accept items of this model."""
@@ -71,7 +74,7 @@ class Dispatcher:
         queued = QueuedItem(number, key, lease.rows, deadline_s, now_s(), priority=lease.priority)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         work = Work(model, queued, tensors, lease, future)
-        future.add_done_callback(lambda done: self._left(number) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._left(work) if done.cancelled() else None)
         self._enqueue(work)
         self.kick()
         return future
@@ -100,9 +103,7 @@ class Dispatcher:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
         now = now_s()
         for item in self._batcher.expired(now):
-            self._fail_waiting(
-                item, DeadlineExceeded("the deadline could not be met: what waits ahead and the model need longer")
-            )
+            self._waiting.pop(item.item).expire(self.drops)
         while self._send_next(now):
             pass
         self._arm(now)
@@ -267,34 +268,24 @@ class Dispatcher:
         entry = self._inflight.answered(answer.item)
         if entry is None:
             return 0
-        work = entry.job
-        if work.future.done():
+        if entry.job.future.done():
             self.slots_back()
-            return work.queued.rows if answer.failure is None else 0
-        if answer.failure is not None:
-            fail(work, rebuild(answer.failure.code, answer.failure.text))
-        else:
-            work.future.set_result(outcome_of(work, answer, done, batch.rows))
-        return 0
+        return settle(entry.job, answer, done, batch.rows, self.drops)
 
     def _retry(self, work: Work, *, suspect: bool) -> None:
-        if may_try_again(work, suspect=suspect):
+        if may_try_again(work, self.drops, suspect=suspect):
             self._enqueue(work)
 
-    def _left(self, number: int) -> None:
-        """The request has gone: out of the queue at once; if a worker has it, tell the worker."""
-        if self._parked.pop(number) is not None:
-            return
-        if self._waiting.pop(number, None) is not None:
-            self._batcher.remove(number)
-            return
+    def _left(self, work: Work) -> None:
+        """The request has gone: out of the queue at once; if a worker has it, tell the worker, whose answer counts."""
+        number = work.queued.item
         entry = self._inflight.get(number)
-        if entry is not None:
-            for worker in self._workers.workers():
-                if worker.holder == entry.holder:
-                    self._workers.send(worker, CancelItems([number]))
-
-    def _fail_waiting(self, item: QueuedItem, error: HeadraceError) -> None:
-        work = self._waiting.pop(item.item, None)
-        if work is not None:
-            fail(work, error)
+        if entry is None:
+            if self._parked.pop(number) is None and self._waiting.pop(number, None) is not None:
+                self._batcher.remove(number)
+            work.drop(self.drops, Point.BATCH)
+            return
+        work.left = work.lease.terms.why_left(now_s())
+        for worker in self._workers.workers():
+            if worker.holder == entry.holder:
+                self._workers.send(worker, CancelItems([number]))

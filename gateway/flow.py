@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from gateway.admission import Admission
 from gateway.dispatch import Dispatcher
+from gateway.drops import Point
 from gateway.finish import Finisher
 from gateway.forecast import Forecast
 from gateway.leases import Leases
@@ -28,9 +29,10 @@ from gateway.prepare import prepare
 from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request, StageTimes
 from gateway.routing import Routing
-from gateway.served import ServedModel, Terms, Underway
+from gateway.served import ServedModel, Terms
+from gateway.underway import Underway
 from shared.clock import now_s
-from shared.errors import DeadlineExceeded, HeadraceError
+from shared.errors import Code, DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
 from shared.results import Result
 
@@ -71,16 +73,17 @@ class Flow:
         with self._metrics.request(request) as measured:
             measured.model = model = self._routing.route(request.model, request.version, kind_of(request))
             options = model.pipeline.parse_options(request.options)
-            pieces = pieces_of(model, request)
+            measured.pieces = pieces = pieces_of(model, request)
             measured.rows = rows = rows_of(pieces)
             with self._admission.admit(rows, request.nbytes, request.arrived_s):
                 admitted_s = now_s()
                 predicted_s = self._forecast.check(model, rows, request.deadline_s - admitted_s)
+                measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
                 request.times.version = model.version
                 request.times.admit_s = admitted_s - request.arrived_s
                 try:
                     async with asyncio.timeout_at(request.deadline_s):
-                        results = await self._all(model, pieces, request, options)
+                        results = await self._all(model, pieces, request, options, terms)
                 except TimeoutError:
                     self._forecast.learn(predicted_s, now_s() - admitted_s)
                     raise DeadlineExceeded("the deadline passed before the answer was ready") from None
@@ -88,10 +91,10 @@ class Flow:
             return Answer(model.name, model.version, results)
 
     async def _all(
-        self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options
+        self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms
     ) -> list[Result | HeadraceError]:
         """All inputs of the request side by side; each of their items stands by itself in every queue."""
-        first, terms = pieces[0], Terms(request.deadline_s, request.priority)
+        first = pieces[0]
         if len(pieces) == 1 and isinstance(first, list) and len(first) == 1:  # the common case needs no task of its own
             return list(await self.item(model, first[0], options, terms, request.times))
         loop, times = asyncio.get_running_loop(), []
@@ -110,6 +113,9 @@ class Flow:
             )
         try:
             return await _collect(tasks, partial=request.partial_results)
+        except HeadraceError as error:
+            terms.ended = error.code
+            raise
         finally:
             request.times.slowest_of(times)
             for task in _running(tasks):
@@ -124,6 +130,8 @@ class Flow:
         except HeadraceError as error:
             if error.poison:
                 self._quarantine.add(digest_of(model.number, raw), now_s())
+            if error.code is Code.MODEL_DISABLED:
+                self._metrics.drops.add(model.name, Point.ADMISSION, error.code, terms.priority)
             raise
 
     async def _item(
@@ -132,7 +140,10 @@ class Flow:
         """One item, from the caller's bytes to its results."""
         asked_s, deadline_s = now_s(), terms.deadline_s
         self._quarantine.check(model.number, raw, asked_s)
-        with Underway(model, raw.rows) as underway, await self._leases.acquire(model, raw, terms.priority) as lease:
+        with (
+            Underway(model, raw.rows, terms, self._metrics.drops) as underway,
+            await self._leases.acquire(model, raw, terms) as lease,
+        ):
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
             underway.prepared(prepared.elapsed_s)
             times.prepare_s = prepared.elapsed_s

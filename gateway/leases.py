@@ -13,8 +13,9 @@ from itertools import count
 from typing import Self
 
 from gateway.request import DEFAULT_PRIORITY
-from gateway.served import ServedModel, SlotSizes
+from gateway.served import ServedModel, SlotSizes, Terms
 from shared.arena import Arena, Slot
+from shared.clock import FOREVER_S
 from shared.errors import TooLarge
 from shared.pipeline import RawInput
 
@@ -22,18 +23,21 @@ from shared.pipeline import RawInput
 class Lease:
     """The slots of one item. Leaving the `with` block gives everything back; slots still lent are quarantined."""
 
-    __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "priority", "rows")
+    __slots__ = ("_leases", "inputs", "model", "outputs", "payload", "preparing", "priority", "rows", "terms")
 
-    def __init__(self, leases: "Leases", model: ServedModel, rows: int, slots: list[Slot], sizes: SlotSizes) -> None:
+    def __init__(
+        self, leases: "Leases", model: ServedModel, raw: RawInput, terms: Terms, slots: list[Slot], sizes: SlotSizes
+    ) -> None:
         self._leases = leases
         self.model = model
-        self.rows = rows
+        self.rows = raw.rows
         payload, inputs = len(sizes.payload), len(sizes.inputs)
         self.payload = slots[0] if payload else None
         self.inputs = slots[payload : payload + inputs]
         self.outputs = slots[payload + inputs :]
         self.preparing = True
-        self.priority = DEFAULT_PRIORITY
+        self.terms = terms
+        self.priority = terms.priority
 
     @property
     def arena_memory(self) -> memoryview:
@@ -88,12 +92,13 @@ class Leases:
         self._waiting: dict[int, list[tuple[int, int, _Waiter]]] = {}
         self._tickets = count()
 
-    async def acquire(self, model: ServedModel, raw: RawInput, priority: int = DEFAULT_PRIORITY) -> Lease:
+    async def acquire(self, model: ServedModel, raw: RawInput, terms: Terms | None = None) -> Lease:
         """Slots for an encoded payload, its prepared tensors and its outputs.
 
         Waits its turn for as long as the caller's own deadline lets it. Raises TooLarge when it could never fit.
         """
         rows = raw.rows
+        terms = terms or Terms(FOREVER_S, DEFAULT_PRIORITY)
         kinds = model.slots_for(raw, self._inline_bytes)
         sizes = kinds.payload + kinds.inputs + kinds.outputs
         waiting = self._waiting.get(model.number)
@@ -104,11 +109,9 @@ class Leases:
                 raise TooLarge(
                     f"the input needs {needed} bytes of shared memory; arena.budget_bytes is {self._arena.nbytes}"
                 )
-            slots = await self._wait(model, rows, sizes, priority)
+            slots = await self._wait(model, rows, sizes, terms.priority)
         model.preparing_rows += rows
-        lease = Lease(self, model, rows, slots, kinds)
-        lease.priority = priority
-        return lease
+        return Lease(self, model, raw, terms, slots, kinds)
 
     def released(self, lease: Lease) -> None:
         """A lease ended; called by the lease itself."""

@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.batcher import Batch
+from gateway.drops import Drops, Point
+from gateway.pieces import Pieces
 from gateway.request import PROOF_PRIORITY, Request, StageTimes
 from gateway.statistics import Statistics
 from shared.clock import now_s
@@ -21,13 +23,20 @@ from shared.errors import Code, HeadraceError
 from shared.messages import BatchDone
 
 if TYPE_CHECKING:
-    from gateway.served import ServedModel
+    from gateway.served import ServedModel, Terms
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each one has a second series, which nobody asked for
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _STAGES = ("admit", "wait", "prepare", "batch", "copy", "run", "finish")
 
+DROPPED = (
+    "Items (inputs, or pieces of large ones) dropped before they were computed: at the door (admission), before they "
+    "were prepared (prepare), before a worker got them (batch), by the worker (copy)."
+)
+FOR_NOBODY = "Rows computed for a caller that had left, or whose time was over before the answer, however close it was."
+
+_LEFT = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 """Label values and number, one for each series."""
@@ -50,7 +59,7 @@ class _ReadOnly(Collector):
 class _OfModel:
     """One model's metrics with labels resolved once."""
 
-    __slots__ = ("batch_rows", "nobody", "nonfinite", "outcomes", "request_s", "rescued", "rows", "stages")
+    __slots__ = ("batch_rows", "nonfinite", "outcomes", "request_s", "rescued", "rows", "stages")
 
     def __init__(self, metrics: "Metrics", name: str) -> None:
         self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
@@ -58,7 +67,6 @@ class _OfModel:
         self.stages = [metrics.stage_s.labels(name, stage) for stage in _STAGES]
         self.batch_rows = metrics.batch_rows.labels(name)
         self.rows = metrics.rows.labels(name)
-        self.nobody = metrics.rows_for_nobody.labels(name)
         self.rescued = metrics.rows_rescued.labels(name)
         self.nonfinite = metrics.rows_nonfinite.labels(name)
 
@@ -84,9 +92,9 @@ class Metrics:
             registry=registry,
         )
         self.rows = Counter("headrace_rows", "Rows computed by a worker.", ("model",), registry=registry)
-        self.rows_for_nobody = Counter(
-            "headrace_rows_for_nobody", "Rows computed after their caller had left.", ("model",), registry=registry
-        )
+        self.drops = drops = Drops()
+        self.counters("headrace_dropped_total", DROPPED, ("model", "point", "reason"), drops.rows)
+        self.counters("headrace_rows_for_nobody_total", FOR_NOBODY, ("model",), self._rows_for_nobody)
         self.rows_nonfinite = Counter(
             "headrace_rows_nonfinite", "Rows passed on with NaN or infinity in them.", ("model",), registry=registry
         )
@@ -127,10 +135,12 @@ class Metrics:
         of_model.rows.inc(done.rows_run)
         if batch.items[0].priority != PROOF_PRIORITY:  # statistics are of what callers asked for
             self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
-        if nobody:
-            of_model.nobody.inc(nobody)
+            self.drops.computed(model.name, nobody)
         if done.rows_rescued:
             of_model.rescued.inc(done.rows_rescued)
+
+    def _rows_for_nobody(self) -> Rows:
+        return [((name,), self.drops.rows_for_nobody.get(name, 0)) for name in self._models]
 
     def of(self, name: str) -> _OfModel:
         """The metrics of a served model; `unknown` for requests that named none of ours."""
@@ -141,15 +151,18 @@ class Metrics:
 
 
 class MeasuredRequest:
-    """Counts a request's outcome exactly once, whatever it is."""
+    """Counts a request's outcome exactly once, whatever it is. The flow fills in how far the request has come."""
 
-    __slots__ = ("_metrics", "_request", "model", "rows")
+    __slots__ = ("_metrics", "_request", "model", "pieces", "rows", "terms")
 
     def __init__(self, metrics: Metrics, request: Request) -> None:
         self._metrics = metrics
         self._request = request
         self.model: ServedModel | None = None
+        self.pieces: list[Pieces] = []
         self.rows = 0
+        self.terms: Terms | None = None
+        """Once it is admitted."""
 
     def __enter__(self) -> Self:
         return self
@@ -159,11 +172,12 @@ class MeasuredRequest:
     ) -> None:
         name = self.model.name if self.model else "unknown"
         of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name)
-        outcome = _outcome(error)
+        outcome = self._outcome(error)
         of_model.outcomes[outcome or "ok"].inc()
         spent_s = now_s() - self._request.arrived_s
         if outcome is not None:
             statistics.failed(outcome, spent_s)
+            self._dropped(name, outcome)
             return
         of_model.request_s.observe(spent_s)
         _observe_stages(of_model, self._request.times)
@@ -171,18 +185,26 @@ class MeasuredRequest:
             of_model.nonfinite.inc(self._request.times.nonfinite_rows)
         statistics.succeeded(spent_s, self._request.times, self.rows)
 
+    def _outcome(self, error: BaseException | None) -> Code | None:
+        if error is None:
+            return None
+        if isinstance(error, HeadraceError):
+            return error.code
+        if isinstance(error, asyncio.CancelledError):  # gRPC cancels, too, when the caller's time is over
+            return Code.DEADLINE_EXCEEDED if now_s() >= self._request.late_s else Code.CANCELLED
+        return Code.INTERNAL
+
+    def _dropped(self, name: str, outcome: Code) -> None:
+        drops, priority = self._metrics.drops, self._request.priority
+        if self.terms is not None:
+            if outcome in _LEFT:  # what was computed after that is counted with its batch
+                drops.computed(name, self.terms.computed_rows)
+        elif self.pieces:  # well formed, and refused at the door
+            items = sum(len(items) for items in self.pieces if isinstance(items, list))
+            drops.add(name, Point.ADMISSION, outcome, priority, items)
+
 
 def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:
     spent = (times.admit_s, times.wait_s, times.prepare_s, times.batch_s, times.copy_s, times.run_s, times.finish_s)
     for stage, seconds in zip(of_model.stages, spent, strict=True):
         stage.observe(seconds)
-
-
-def _outcome(error: BaseException | None) -> Code | None:
-    if error is None:
-        return None
-    if isinstance(error, HeadraceError):
-        return error.code
-    if isinstance(error, asyncio.CancelledError):
-        return Code.CANCELLED
-    return Code.INTERNAL

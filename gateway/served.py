@@ -1,10 +1,11 @@
 """One served model version, as the gateway knows it."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from gateway.batcher import BatchLimits
 from gateway.state import ModelState
+from shared.errors import Code
 from shared.pipeline import Options, Pipeline, RawInput
 from shared.tensors import TensorSpec
 
@@ -20,13 +21,26 @@ class SlotSizes(NamedTuple):
     """Of the tensors that come back, one per output spec."""
 
 
-class Terms(NamedTuple):
-    """What a request asks of every queue that its items wait in."""
+class Terms:
+    """What a request asks of every queue that its items wait in, and what became of the request; one for all items."""
 
-    deadline_s: float
-    """Absolute, monotonic."""
-    priority: int
-    """Smaller goes first."""
+    __slots__ = ("computed_rows", "deadline_s", "ended", "late_s", "priority")
+
+    def __init__(self, deadline_s: float, priority: int, late_s: float = float("inf")) -> None:
+        self.deadline_s = deadline_s
+        """Absolute, monotonic."""
+        self.priority = priority
+        """Smaller goes first."""
+        self.late_s = late_s
+        """From when on leaving means: too late (`Request.late_s`)."""
+        self.ended: Code | None = None
+        """Why the request as a whole failed, while some of its items were still under way."""
+        self.computed_rows = 0
+        """Rows that a worker has computed and answered while the request waited for them."""
+
+    def why_left(self, at_s: float) -> Code:
+        """Why an item was cancelled at this time: for the reason of its request, its time was over, or by choice."""
+        return self.ended or (Code.DEADLINE_EXCEEDED if at_s >= self.late_s else Code.CANCELLED)
 
 
 class ServedModel:
@@ -103,38 +117,3 @@ def _of_specs(specs: tuple[TensorSpec, ...], rows: int, inline_bytes: int) -> li
 
 def _if_large(sizes: list[int], inline_bytes: int) -> list[int]:
     return sizes if any(size > inline_bytes for size in sizes) else []
-
-
-class Underway:
-    """Counts one item in its model's figures, wherever it ends."""
-
-    __slots__ = ("_model", "_rows", "_unprepared")
-
-    def __init__(self, model: ServedModel, rows: int) -> None:
-        self._model = model
-        self._rows = rows
-        self._unprepared = True
-
-    def __enter__(self) -> Self:
-        self._model.rows_in_flight += self._rows
-        self._model.unprepared_items += 1
-        return self
-
-    def prepared(self, seconds: float) -> None:
-        """The item came out of the pool after so many seconds of work."""
-        self._model.prepared_in(seconds)
-        self._no_longer_unprepared()
-
-    def ran(self) -> None:
-        """The worker has answered."""
-        self._model.rows_in_flight -= self._rows
-        self._rows = 0
-
-    def _no_longer_unprepared(self) -> None:
-        if self._unprepared:
-            self._unprepared = False
-            self._model.unprepared_items -= 1
-
-    def __exit__(self, *_: object) -> None:
-        self._no_longer_unprepared()
-        self.ran()

@@ -4,12 +4,17 @@ import asyncio
 from typing import NamedTuple
 
 from gateway.batcher import Batch, QueuedItem
+from gateway.drops import Drops, Point
 from gateway.leases import Lease
 from gateway.served import ServedModel
 from gateway.worker_client import Worker
-from shared.errors import HeadraceError, LostTwice, NotReady, TooLarge
+from shared.clock import now_s
+from shared.errors import Code, DeadlineExceeded, HeadraceError, LostTwice, NotReady, TooLarge, rebuild
 from shared.messages import BatchDone, BatchItem, ItemAnswer
 from shared.tensors import Tensor
+
+_SKIPPED = (Code.CANCELLED.value, Code.DEADLINE_EXCEEDED.value)
+"""A worker's word for what it did not compute."""
 
 
 class Outcome(NamedTuple):
@@ -28,7 +33,7 @@ class Outcome(NamedTuple):
 class Work:
     """One item between `submit` and its answer."""
 
-    __slots__ = ("deaths", "future", "lease", "model", "queued", "tensors")
+    __slots__ = ("deaths", "future", "lease", "left", "model", "queued", "settled", "tensors")
 
     def __init__(
         self,
@@ -44,6 +49,23 @@ class Work:
         self.lease = lease
         self.future = future
         self.deaths = 0
+        self.left: Code | None = None
+        """Why its request left while a worker had it, whose answer tells whether it was dropped or computed."""
+        self.settled = False
+        """Whether it stands in the books already: as answered, dropped or computed for nobody."""
+
+    def drop(self, drops: Drops, point: Point, reason: Code | None = None) -> None:
+        """Count that nobody computes it any more, once; by default for the reason why its request left."""
+        if not self.settled:
+            self.settled = True
+            terms = self.lease.terms
+            drops.add(self.model.name, point, reason or self.left or terms.why_left(now_s()), terms.priority)
+
+    def expire(self, drops: Drops) -> None:
+        """Answer it, since its deadline can't be met any more; nothing when its request has left meanwhile."""
+        if not self.future.done():
+            self.drop(drops, Point.BATCH, Code.DEADLINE_EXCEEDED)
+            fail(self, DeadlineExceeded("the deadline could not be met: what waits ahead and the model need longer"))
 
 
 def batch_item(work: Work) -> BatchItem:
@@ -68,6 +90,23 @@ def fail(work: Work, error: HeadraceError) -> None:
         work.future.set_exception(error)
 
 
+def settle(work: Work, answer: ItemAnswer, done: BatchDone, batch_rows: int, drops: Drops) -> int:
+    """A worker's answer for one item; returns its rows when they were computed and nobody waits for them any more."""
+    failure = answer.failure
+    if failure is not None:
+        if failure.code in _SKIPPED:
+            work.drop(drops, Point.COPY, work.left or Code(failure.code))
+        fail(work, rebuild(failure.code, failure.text))
+    elif not work.future.done():
+        work.lease.terms.computed_rows += work.queued.rows
+        work.future.set_result(outcome_of(work, answer, done, batch_rows))
+    elif not work.settled:
+        work.settled = True
+        return work.queued.rows
+    work.settled = True
+    return 0
+
+
 def set_apart(works: list[Work]) -> list[Work]:
     """Items whose inline tensors are together over what one message can carry: each is to travel alone from now on.
 
@@ -81,9 +120,10 @@ def set_apart(works: list[Work]) -> list[Work]:
     return works
 
 
-def may_try_again(work: Work, *, suspect: bool) -> bool:
+def may_try_again(work: Work, drops: Drops, *, suspect: bool) -> bool:
     """After the death of its worker: once more, alone if it may have been the cause; the second time it is answered."""
     if work.future.done():
+        work.drop(drops, Point.COPY)
         return False
     if suspect:  # what was only staged behind the running batch can't have ended the worker
         work.deaths += 1

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.leases import Lease, Leases
+from gateway.served import Terms
 from shared.arena import Arena
+from shared.clock import FOREVER_S
 from shared.errors import TooLarge
 from shared.pipeline import RawInput
 from tests.support.gateway_parts import served
@@ -141,7 +143,7 @@ async def test_the_smaller_priority_number_is_served_first(arena: Arena) -> None
     order: list[str] = []
 
     async def wait(name: str, priority: int) -> None:
-        with await leases.acquire(model, text(0), priority) as lease:
+        with await leases.acquire(model, text(0), Terms(FOREVER_S, priority)) as lease:
             order.append(name)
             assert lease.priority == priority
 

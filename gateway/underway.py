@@ -1,0 +1,53 @@
+"""One item on its way: counted in its model's figures, wherever it ends. Event loop only."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from gateway.drops import Drops, Point
+from gateway.served import ServedModel, Terms
+from shared.clock import now_s
+from shared.errors import Code, DeadlineExceeded
+
+
+class Underway:
+    """Counts one item in its model's figures, wherever it ends; dropped before it was prepared, among the drops."""
+
+    __slots__ = ("_drops", "_model", "_rows", "_terms", "_unprepared")
+
+    def __init__(self, model: ServedModel, rows: int, terms: Terms, drops: Drops) -> None:
+        self._model = model
+        self._rows = rows
+        self._terms = terms
+        self._drops = drops
+        self._unprepared = True
+
+    def __enter__(self) -> Self:
+        self._model.rows_in_flight += self._rows
+        self._model.unprepared_items += 1
+        return self
+
+    def prepared(self, seconds: float) -> None:
+        """The item came out of the pool after so many seconds of work."""
+        self._model.prepared_in(seconds)
+        self._no_longer_unprepared()
+
+    def ran(self) -> None:
+        """The worker has answered."""
+        self._model.rows_in_flight -= self._rows
+        self._rows = 0
+
+    def _no_longer_unprepared(self) -> None:
+        if self._unprepared:
+            self._unprepared = False
+            self._model.unprepared_items -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unprepared and isinstance(error, asyncio.CancelledError | DeadlineExceeded):
+            late = isinstance(error, DeadlineExceeded)
+            reason = Code.DEADLINE_EXCEEDED if late else self._terms.why_left(now_s())
+            self._drops.add(self._model.name, Point.PREPARE, reason, self._terms.priority)
+        self._no_longer_unprepared()
+        self.ran()
