@@ -62,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     opened.add_argument("--deadline-ms", type=float, default=1000.0, help="from the planned time (default: 1000)")
     opened.add_argument("--channels", type=int, default=1, help="connections (default: 1)")
     opened.add_argument("--seed", type=int, default=1, help="of arrivals and sizes")
+    opened.add_argument(
+        "--wire", choices=sorted(open_loop.WIRES), default="grpc", help="grpc.aio, or bare frames for a part of its CPU"
+    )
     opened.add_argument("--stages", action="store_true", help="with the server's own time in each stage")
     opened.add_argument("--records", type=Path, help="write every call as a line of CSV")
     closed = found.add_argument_group("closed loop")
@@ -82,10 +85,11 @@ def main() -> None:
         weights = given.mix
         requests = {size: payloads.request(given.protocol, given.input, size, given.model) for size in weights}
     if given.phase:
-        _open(given, open_loop.Load(
-            given.address, method, requests, weights, tuple(given.phase),
-            given.deadline_ms / 1e3, given.channels, given.seed, given.stages,
-        ))  # fmt: skip
+        load = open_loop.Load(
+            given.address, method, requests, weights, tuple(given.phase), given.deadline_ms / 1e3,
+            given.channels, given.seed, given.stages, given.wire,
+        )  # fmt: skip
+        _open(given, load)
     else:
         payload = next(iter(requests.values()))
         plan = closed_loop.Plan(given.address, method, payload, given.in_flight, given.warm_s, given.window_s)

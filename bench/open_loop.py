@@ -1,41 +1,36 @@
-"""Open loop: sends each call at its planned time, whether or not earlier ones were answered. One process, grpc.aio.
+"""Open loop: sends each call at its planned time, whether or not earlier ones were answered. One process.
 
 Every call has what is left of its deadline, counted from the planned time: a generator that falls behind makes nothing
-look better. Costs as little as grpc.aio allows, since it shares the machine with what it measures: one pump that sends
-whatever is due, no task of ours for a call, nothing parsed, nothing kept but four numbers.
+look better. It costs as little as it can, since it shares the machine with what it measures: one pump that sends
+whatever is due, nothing parsed, nothing kept but a few numbers for each call.
 """
 
 import asyncio
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import grpc
-import grpc.aio
-
 from bench.arrivals import Phase, boundaries, plan, weighted
-from bench.ledger import OK, word
+from bench.grpc_wire import GrpcWire
+from bench.http2_wire import Http2Wire
+from bench.ledger import OK
 from bench.records import NOT_SENT, Records, stages, summary
+from bench.wire import Ended, Target, Wire
 
 AT_ONCE = 64
 """Calls sent before answers get their turn, when the generator is behind."""
 START_S = 0.05
 """Between the first look at the clock and the first call."""
-REASON = "error-reason"
-"""Trailing metadata of a refusal: the server's word for it. Without it, the client's own clock ended the call."""
-TIMING = "server-timing"
 GRACE_S = 5.0
 """After the last deadline: every call has ended by itself long before."""
-_OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
+WIRES: dict[str, Callable[[Target, Ended], Wire]] = {"grpc": GrpcWire, "http2": Http2Wire}
 
 Say = Callable[..., None]
 """Prints one line of JSON; called with its fields."""
 Show = Callable[[int, int], None]
 """Shows progress: calls sent, calls ended."""
-Call = Any  # grpc.aio's UnaryUnaryCall, whose callbacks its stubs type as Any
 
 
 class Load(NamedTuple):
@@ -53,6 +48,8 @@ class Load(NamedTuple):
     seed: int = 1
     stages: bool = False
     """Keep the time in each stage that the server names with an answer; costs a little more CPU a call."""
+    wire: str = "grpc"
+    """Key of WIRES."""
 
 
 class Sender:
@@ -73,17 +70,16 @@ class Sender:
     async def run(self, say: Say, show: Show | None = None) -> dict[str, Any]:
         """Send the whole plan and wait for the last answer. Raises TimeoutError when a call does not end at all."""
         load, records = self._load, self.records
-        channels = [grpc.aio.insecure_channel(load.address, options=_OPTIONS) for _ in range(load.channels)]
+        wire = WIRES[load.wire](Target(load.address, load.method, load.channels, load.stages), self._done)
         try:
-            async with asyncio.timeout(GRACE_S):
-                await asyncio.gather(*(channel.channel_ready() for channel in channels))
+            await wire.open()
             gc.collect()
             gc.freeze()
             gc.disable()  # a pause of the collector would look like one of the server
             self._start_s = time.monotonic() + START_S
             clocks = asyncio.create_task(self._say_phases(say))
             shown = asyncio.create_task(self._show(show)) if show else None
-            await self._pump([channel.unary_unary(load.method) for channel in channels])
+            await self._pump(wire)
             async with asyncio.timeout(load.deadline_s + GRACE_S):
                 await self._all_ended.wait()
             cpu_s = await clocks
@@ -92,13 +88,13 @@ class Sender:
         finally:
             gc.enable()
             gc.unfreeze()
-            await asyncio.gather(*(channel.close() for channel in channels))
+            await wire.close()
         records.mark_late(load.deadline_s)
         return self._result(cpu_s)
 
-    async def _pump(self, stubs: "Sequence[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]") -> None:
+    async def _pump(self, wire: Wire) -> None:
         planned, sizes, payloads = self.records.planned_s, self.records.sizes, self._load.payloads
-        start_s, deadline_s, count, among = self._start_s, self._load.deadline_s, len(planned), len(stubs)
+        start_s, deadline_s, count = self._start_s, self._load.deadline_s, len(planned)
         sent_s, clock, index = self.records.sent_s, time.monotonic, 0
         while index < count:
             now_s = clock() - start_s
@@ -107,8 +103,7 @@ class Sender:
                 sent_s[index] = now_s = clock() - start_s
                 left_s = planned[index] + deadline_s - now_s
                 if left_s > 0:
-                    call: Call = stubs[index % among](payloads[sizes[index]], timeout=left_s)
-                    call.add_done_callback(partial(self._done, index))
+                    wire.send(index, payloads[sizes[index]], left_s)
                 else:
                     self._ended(index, NOT_SENT)
                 index += 1
@@ -117,13 +112,10 @@ class Sender:
         if not count:
             self._all_ended.set()
 
-    def _done(self, index: int, call: Call) -> None:
-        code: grpc.StatusCode = _at_once(call.code())
-        fine = code is grpc.StatusCode.OK
-        trailers = {} if fine and not self._load.stages else _at_once(call.trailing_metadata()) or {}
-        if fine and self._load.stages:
-            self._timings[index] = trailers.get(TIMING, "")
-        self._ended(index, OK if fine else word(code.name, trailers.get(REASON, "")))
+    def _done(self, index: int, outcome: str, timing: str) -> None:
+        if timing:
+            self._timings[index] = timing
+        self._ended(index, outcome)
 
     def _ended(self, index: int, outcome: str) -> None:
         self.records.ended_s[index] = time.monotonic() - self._start_s
@@ -175,12 +167,3 @@ class Sender:
         if phase.seconds:
             found |= {name: round(amount / phase.seconds, 3) for name, amount in of_a_second.items()}
         return found
-
-
-def _at_once(ready: Any) -> Any:  # noqa: ANN401 - whatever the call knows
-    """What a coroutine of an ended call returns: it has nothing to wait for, so no task is needed."""
-    try:
-        ready.send(None)
-    except StopIteration as found:
-        return found.value
-    raise RuntimeError("an ended call had to wait for its status")

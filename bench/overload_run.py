@@ -74,8 +74,9 @@ class Outcome(msgspec.Struct):
 
     @property
     def late_share(self) -> float:
-        """Of the admitted calls, those without an answer in time."""
-        admitted = sum(self.server.values()) - sum(self.drops["admission"].values())
+        """Of the admitted calls, those without an answer in time: dropped on the way, computed for nobody, or late."""
+        dropped = sum(sum(self.drops[point].values()) for point in POINTS if point != "admission")
+        admitted = self.server.get(OK, 0) + dropped + self.nobody
         return 1 - self.result["total"]["outcomes"].get(OK, 0) / admitted if admitted else 0.0
 
     @property

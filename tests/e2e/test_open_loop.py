@@ -20,11 +20,22 @@ def _counted(site: Site, method: str) -> dict[str, int]:
     return dict(server_calls(site.get("/metrics")[1], method))
 
 
-@pytest.mark.parametrize("protocol", METHODS)
-def test_the_ledger_closes_over_a_burst_that_the_server_cant_answer_in_time(site: Site, protocol: str) -> None:
+@pytest.mark.parametrize(("protocol", "wire"), [("native", "grpc"), ("native", "http2"), ("open-inference", "grpc")])
+def test_the_ledger_closes_over_a_burst_that_the_server_cant_answer_in_time(
+    site: Site, protocol: str, wire: str
+) -> None:
     requests = {size: payloads.request(protocol, "image", size, "sim") for size in ("short", "medium")}
     phases = (Phase("poisson", 50, 0.3), Phase("bursts", 1000, 0.3, burst=300))
-    load = Load(site.grpc, payloads.METHODS[protocol], requests, dict.fromkeys(requests, 1.0), phases, 0.1, channels=2)
+    load = Load(
+        site.grpc,
+        payloads.METHODS[protocol],
+        requests,
+        dict.fromkeys(requests, 1.0),
+        phases,
+        0.1,
+        channels=2,
+        wire=wire,
+    )
     before = _counted(site, METHODS[protocol])
     result = asyncio.run(Sender(load).run(lambda **_: None))
     counted = since(before, _counted(site, METHODS[protocol]))

@@ -51,7 +51,7 @@ def _cells(line: str) -> list[str]:
 def test_shares_are_of_what_was_admitted_and_computed() -> None:
     outcome = _outcome()
     assert outcome.goodput == 0.5
-    assert outcome.late_share == pytest.approx(1 - 10 / 12)  # 20 counted, 8 refused at the door
+    assert outcome.late_share == pytest.approx(1 - 10 / 13)  # 11 answered, 1 dropped, 1 computed for nobody
     assert outcome.nobody_share == pytest.approx(0.02)
 
 
