@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from shared.board import BOARD_BYTES, board_offset
 from shared.buddy import MIN_BLOCK, Buddy, order_of
 from shared.errors import ExitCode, StartupError
 from shared.host_memory import available_bytes
@@ -133,7 +134,7 @@ class Arena:
         fd = os.memfd_create("headrace-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # ftruncate alone would succeed on a full machine and the first write would then be a SIGBUS.
-            os.posix_fallocate(fd, 0, nbytes)
+            os.posix_fallocate(fd, 0, _file_bytes(nbytes))
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
             mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
@@ -198,11 +199,11 @@ class AttachedArena:
     def attach(cls, fd: int, nbytes: int) -> Self:
         """Map the gateway's arena. The descriptor stays the caller's, who may close it at once.
 
-        Raises ValueError when it is not a sealed memory file of exactly `nbytes`.
+        Raises ValueError when it is not a sealed memory file of exactly `nbytes` and the board.
         """
-        size = os.fstat(fd).st_size
-        if size != nbytes:
-            raise ValueError(f"the arena has {size} bytes, expected {nbytes}")
+        size, expected = os.fstat(fd).st_size, _file_bytes(nbytes)
+        if size != expected:
+            raise ValueError(f"the arena's file has {size} bytes, expected {expected}")
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except OSError:
@@ -235,6 +236,11 @@ def _unmap(memory: memoryview, mapping: mmap.mmap) -> None:
     with contextlib.suppress(BufferError):
         memory.release()
         mapping.close()
+
+
+def _file_bytes(nbytes: int) -> int:
+    """The slots, and a page for `shared.board`."""
+    return board_offset(nbytes) + BOARD_BYTES
 
 
 def _too_big(nbytes: int, why: str) -> StartupError:

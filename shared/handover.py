@@ -4,7 +4,7 @@ A worker connects to the one stable socket of the runtime folder, says `Hello`, 
 descriptor, or `Refused`. The stream then stays open without traffic: the kernel closes it the moment either process
 dies, so both know at once and no heartbeat is needed.
 
-`Welcomer` runs on the gateway's event loop; `greet` is the worker's blocking side.
+`Welcomer` runs on the gateway's event loop; `Knock` is the worker's side, whose loop serves other gateways meanwhile.
 """
 
 import asyncio
@@ -34,6 +34,9 @@ _HELLO_LIMIT_S = 2.0
 _MAX_GREETING = 32
 """Connections that have not said Hello yet; more are closed at once, so that silent peers can't fill the table."""
 
+_REST_LIMIT_S = 0.1
+"""An answer comes in one piece; whoever sends only its beginning gets no longer than this."""
+
 OnHello: TypeAlias = Callable[[Hello, int], Welcome | Refused]
 """(hello, the peer's pid by the kernel's word) → the answer. A Welcome's identity is one never used before."""
 
@@ -41,11 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """The gateway does not want this worker; `reason` says why, for the log."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The gateway does not want this worker; the text says why, for the log."""
 
 
 class Welcomer:
@@ -189,9 +188,7 @@ class Greeting:
 
     def gateway_alive(self) -> bool:
         """False once the stream has ended. Never blocks."""
-        poller = select.poll()
-        poller.register(self.stream, select.POLLIN)
-        return not poller.poll(0)
+        return not _readable(self.stream)
 
     def close(self) -> None:
         """Close stream and descriptor: the gateway takes this worker for lost. Idempotent."""
@@ -200,37 +197,65 @@ class Greeting:
             os.close(self.arena_fd)
             self.arena_fd = -1
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class Knock:
+    """A worker's greeting under way: Hello is said, the answer has not come. Owns the stream until the answer."""
 
+    def __init__(self, stream: socket.socket) -> None:
+        """Use `at`."""
+        self._stream = stream
 
-def greet(path: Path, hello: Hello, timeout_s: float) -> Greeting | None:
-    """Say Hello to the gateway at `path` (worker only, blocking, `timeout_s` seconds for all of it).
-
-    None: no gateway is there, or it did not answer in time; try again later. Raises Refusal.
-    """
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    fds: list[int] = []
-    try:
-        stream.settimeout(timeout_s)
-        stream.connect(os.fspath(path))
-        if _peer(stream)[1] != os.getuid():
+    @classmethod
+    def at(cls, path: Path, hello: Hello) -> Self | None:
+        """Say Hello to the gateway at `path`; None when nobody is there. Never blocks. Raises Refusal."""
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            stream.connect(os.fspath(path))
+            foreign = _peer(stream)[1] != os.getuid()
+            if not foreign:
+                stream.sendall(_framed(hello))  # into an empty socket buffer
+        except OSError:
+            stream.close()
+            return None
+        if foreign:
+            stream.close()
             raise Refusal("the gateway's socket belongs to another user")
-        stream.sendall(_framed(hello))
-        answer = _read_answer(stream, now_s() + timeout_s, fds)
-        if isinstance(answer, Welcome) and answer.protocol_version == PROTOCOL_VERSION and len(fds) == 1:
-            stream.settimeout(0)
-            return Greeting(answer, fds.pop(), socket.socket(fileno=stream.detach()))
-        raise Refusal(answer.reason if isinstance(answer, Refused) else "the gateway speaks another protocol")
-    except (OSError, EOFError):
-        return None
-    finally:
-        stream.close()
-        for fd in fds:
-            os.close(fd)
+        return cls(stream)
+
+    def fileno(self) -> int:
+        """Becomes readable when the gateway has answered, or is gone. How long to wait is the caller's business."""
+        return self._stream.fileno()
+
+    def answered(self) -> bool:
+        """Whether there is something to read. Never blocks."""
+        return _readable(self._stream)
+
+    def answer(self) -> Greeting | None:
+        """The answer, once there is something to read; None when there was no more than an end. Raises Refusal."""
+        fds: list[int] = []
+        stream = self._stream
+        try:
+            answer = _read_answer(stream, now_s() + _REST_LIMIT_S, fds)
+            if isinstance(answer, Welcome) and answer.protocol_version == PROTOCOL_VERSION and len(fds) == 1:
+                stream.settimeout(0)
+                return Greeting(answer, fds.pop(), socket.socket(fileno=stream.detach()))
+            raise Refusal(answer.reason if isinstance(answer, Refused) else "the gateway speaks another protocol")
+        except (OSError, EOFError):
+            return None
+        finally:
+            stream.close()
+            for fd in fds:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Give up. Idempotent."""
+        self._stream.close()
+
+
+def _readable(stream: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _framed(message: Hello | Welcome | Refused) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 from shared.results import Result
 from shared.tensors import SlotRef, Tensor
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a message changes; both sides refuse to talk across versions."""
 
 

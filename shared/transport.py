@@ -258,6 +258,14 @@ class Dealer(_Codec[In, Out]):
         except zmq.Again:
             raise PeerLost(f"the gateway took no message for {SEND_LIMIT_S:g} s") from None
 
+    def try_send(self, message: Out) -> bool:
+        """Queue a message; False when there is no room, or no connection yet. Never blocks. Raises FrameTooBig."""
+        try:
+            self._socket.send(self.encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
     def receive(self, timeout_s: float | None, watch: Sequence[int] = ()) -> In | None:
         """The next message; None after `timeout_s` seconds, or when only a watched file descriptor became ready.
 
@@ -300,6 +308,14 @@ class Dealer(_Codec[In, Out]):
 
     def __repr__(self) -> str:
         return f"<Dealer generation={self.generation:x} stale={self.stale_frames} bad={self.bad_frames}>"
+
+
+def wait(dealers: Sequence[Dealer[Any, Any]], watch: Sequence[int], timeout_s: float | None) -> None:
+    """Sleep until a dealer has a message, a descriptor is readable, or after `timeout_s` seconds (None: for ever)."""
+    waited = [(dealer._socket, zmq.POLLIN) for dealer in dealers]  # noqa: SLF001 - one mechanism
+    zmq.zmq_poll(
+        [*waited, *((fd, zmq.POLLIN) for fd in watch)], -1 if timeout_s is None else math.ceil(timeout_s * 1e3)
+    )
 
 
 def _discard_rest(socket: zmq.Socket[bytes]) -> None:

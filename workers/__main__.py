@@ -67,7 +67,8 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
         pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
         for key in loading.served(settings):  # ahead of the gateway, which asks for the same ones
             pool.want(key)
-        worker = Worker(name, runtime.gateway_socket(), device, pool, stop)
+        sockets = [runtime.gateway_socket(index) for index in range(settings.gateway.processes)]
+        worker = Worker(name, sockets, device, pool, stop)
         # Ready is who has done work: the supervisor gives up on a worker that never does.
         worker.worked = functools.cache(lambda: announcer.ready(name, f"{name} on {device.name}"))
         try:

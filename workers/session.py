@@ -1,10 +1,14 @@
-"""One gateway's life as the worker sees it: from the greeting until its stream ends or this process is to stop."""
+"""One gateway's life as the worker sees it: what it asks for, its batches that wait, and the answers to it.
+
+Nothing here ever waits: a gateway that takes no messages must not hold up the others.
+"""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from shared.arena import AttachedArena
-from shared.child import StopSignal
+from shared.board import Board, Doing
 from shared.clock import Clock
 from shared.errors import Code, InternalFault
 from shared.handover import Greeting
@@ -14,6 +18,7 @@ from shared.messages import (
     CancelItems,
     Failure,
     FromWorker,
+    ItemAnswer,
     KeepModels,
     LoadModel,
     ModelFailed,
@@ -24,8 +29,8 @@ from shared.messages import (
     UnloadModel,
     WorkerReady,
 )
-from shared.transport import Dealer, FrameTooBig, PeerLost
-from workers.engine import refuse_all, run_batch
+from shared.transport import SEND_LIMIT_S, Dealer, FrameTooBig
+from workers.engine import refuse_all
 from workers.model_pool import Key, LoadedVersion, ModelPool
 
 HIGH_WATER_MARK = 256
@@ -35,58 +40,52 @@ pile up during one long batch."""
 _log = get_logger()
 
 
+class Link(NamedTuple):
+    """What ties a worker to one gateway's life."""
+
+    worker: str
+    """Our name."""
+    greeting: Greeting
+    dealer: Dealer[ToWorker, FromWorker]
+    arena: AttachedArena
+    board: Board
+
+
 class Session:
     """Messages are drained before each batch, so that a cancellation overtakes the batches that wait."""
 
-    def __init__(
-        self,
-        greeting: Greeting,
-        dealer: Dealer[ToWorker, FromWorker],
-        arena: AttachedArena,
-        pool: ModelPool,
-        clock: Clock,
-    ) -> None:
-        self._greeting = greeting
-        self._dealer = dealer
-        self._arena = arena
+    def __init__(self, link: Link, pool: ModelPool, clock: Clock) -> None:
+        """Says that it is ready, as soon as there is a connection."""
+        self.link = link
+        self.cancelled: set[int] = set()
+        """Items of waiting batches whose callers have left."""
+        self.wanted_by_others: Callable[[], set[Key]] = set
+        """The versions that other gateways have asked for: they stay, whatever this one lets go."""
         self._pool = pool
         self._clock = clock
         self._models: dict[int, Key] = {}
         """The gateway's numbers; another gateway has others."""
         self._awaited: dict[Key, list[int]] = {}
         self._batches: deque[RunBatch] = deque()
-        self._cancelled: set[int] = set()
-        self.worked: Callable[[], None] = lambda: None
-        """Called after each batch that computed something."""
+        self._unsent: deque[FromWorker] = deque([WorkerReady()])
+        self._unsent_since_s = clock()
+        self._lost = False
 
-    def serve(self, stop: StopSignal) -> None:
-        """Answer until the gateway is gone or a stop is asked for. Raises DeviceLost."""
-        try:
-            self._dealer.send(WorkerReady())
-            while self._wanted(stop):
-                self._drain()
-                self._report_loaded()
-                if not self._wanted(stop):
-                    return
-                if self._batches:
-                    self._run(self._batches.popleft())
-                else:
-                    self._wait(stop)
-        except PeerLost as lost:
-            _log.warning("gateway lost", reason=str(lost))
+    def alive(self) -> bool:
+        """False once the gateway is gone, or has taken no message for long."""
+        return not self._lost and self.link.greeting.gateway_alive()
 
-    def _wanted(self, stop: StopSignal) -> bool:
-        return not stop.requested and self._greeting.gateway_alive()
-
-    def _drain(self) -> None:
-        while (message := self._dealer.receive(0)) is not None:
+    def drain(self) -> None:
+        """Take in what the gateway has said, and say what could not be said before."""
+        while (message := self.link.dealer.receive(0)) is not None:
             self._handle(message)
+        if self._unsent:
+            self._flush()
 
-    def _wait(self, stop: StopSignal) -> None:
-        """Sleep until there is a message, a loaded model, a signal, or no gateway any more."""
-        message = self._dealer.receive(None, (self._greeting.fileno(), stop.fileno(), self._pool.fileno()))
-        if message is not None:
-            self._handle(message)
+    @property
+    def is_waiting_to_send(self) -> bool:
+        """Whether there is something to say that the gateway can't take now."""
+        return bool(self._unsent)
 
     def _handle(self, message: ToWorker) -> None:
         match message:
@@ -95,9 +94,9 @@ class Session:
             case CancelItems(items=items):
                 # Only what waits can be cancelled; what is answered already must not be remembered for ever.
                 waiting = {item.item for batch in self._batches for item in batch.items}
-                self._cancelled.update(waiting.intersection(items))
+                self.cancelled.update(waiting.intersection(items))
             case KeepModels(models=models):
-                self._pool.keep({Key(name, version) for name, version in models})
+                self._pool.keep({Key(name, version) for name, version in models} | self.wanted_by_others())
             case LoadModel():
                 self._load(message)
             case UnloadModel(model=model):
@@ -105,66 +104,113 @@ class Session:
 
     # -------------------------------------------------------------- batches
 
-    def _run(self, batch: RunBatch) -> None:
-        key = self._models.get(batch.model)
-        loaded = None if key is None else self._pool.get(key)
-        if loaded is None:
-            done = refuse_all(batch, Code.NOT_READY, "the model is not loaded", self._clock())
-        else:
-            before = _manner(loaded)
-            done = run_batch(batch, loaded, self._arena, self._clock, self._cancelled)
-            if _manner(loaded) != before:
-                self._note(loaded)
-        self._cancelled.difference_update(item.item for item in batch.items)
-        self._send_done(batch, done)
+    def next_version(self) -> LoadedVersion | None:
+        """What the next batch runs on; None when none waits. Batches of models that are not loaded are answered."""
+        while self._batches:
+            loaded = self.version(self._batches[0].model)
+            if loaded is not None:
+                return loaded
+            batch = self._batches.popleft()
+            self.answer(batch, refuse_all(batch, Code.NOT_READY, "the model is not loaded", self._clock()))
+        return None
 
-    def _note(self, loaded: LoadedVersion) -> None:
-        for model, key in self._models.items():
-            if key == loaded.key:
-                self._dealer.send(ModelNote(model, *_manner(loaded)))
+    def next_batch(self) -> RunBatch:
+        """The batch that `next_version` is about."""
+        return self._batches.popleft()
 
-    def _send_done(self, batch: RunBatch, done: BatchDone) -> None:
-        try:
-            self._dealer.send(done)
-            if done.rows_run:
-                self.worked()
-        except FrameTooBig as error:  # outputs that should have had slots; each item still gets its answer
-            _log.error("an answer is too big for a message", batch=batch.batch, reason=str(error))
-            self._dealer.send(refuse_all(batch, Code.INTERNAL, InternalFault.TEXT, done.started_s))
+    def version(self, model: int) -> LoadedVersion | None:
+        """The loaded version behind one of the gateway's numbers."""
+        key = self._models.get(model)
+        return None if key is None else self._pool.get(key)
+
+    def answer(self, batch: RunBatch, done: BatchDone) -> None:
+        """A batch is done with."""
+        self.cancelled.difference_update(item.item for item in batch.items)
+        self._send(done)
+
+    def doing(self, doing: Doing) -> None:
+        """For the gateway to see, whatever happens next."""
+        self.link.board.write(self.link.worker, doing)
 
     # -------------------------------------------------------------- models
+
+    def wanted(self) -> Iterable[Key]:
+        """Versions that this gateway has asked for."""
+        return self._models.values()
+
+    def finished(self, outcomes: Iterable[tuple[Key, LoadedVersion | Failure]]) -> None:
+        """Versions have been loaded, or have failed to."""
+        for key, outcome in outcomes:
+            for model in self._awaited.pop(key, ()):
+                if isinstance(outcome, Failure):
+                    self._send(ModelFailed(model, outcome))
+                else:
+                    self._send(_loaded_message(model, outcome))
+
+    def note(self, loaded: LoadedVersion) -> None:
+        """A version runs differently from now on."""
+        for model, key in self._models.items():
+            if key == loaded.key:
+                self._send(ModelNote(model, *manner(loaded)))
 
     def _load(self, message: LoadModel) -> None:
         key = Key(message.name, message.version)
         self._models[message.model] = key
         loaded = self._pool.get(key)
         if loaded is not None:
-            self._dealer.send(_loaded_message(message.model, loaded))
+            self._send(_loaded_message(message.model, loaded))
             return
         self._awaited.setdefault(key, []).append(message.model)
         self._pool.want(key)
 
     def _unload(self, model: int) -> None:
         key = self._models.pop(model, None)
-        if key is not None and key not in self._models.values():
-            self._awaited.pop(key, None)
+        if key is None or key in self._models.values():
+            return
+        self._awaited.pop(key, None)
+        if key not in self.wanted_by_others():
             self._pool.drop(key)
 
-    def _report_loaded(self) -> None:
-        for key, outcome in self._pool.finished():
-            for model in self._awaited.pop(key, ()):
-                if isinstance(outcome, Failure):
-                    self._dealer.send(ModelFailed(model, outcome))
-                else:
-                    self._dealer.send(_loaded_message(model, outcome))
+    # -------------------------------------------------------------- sending
+
+    def _send(self, message: FromWorker) -> None:
+        """In order, now or when the gateway takes messages again."""
+        if self._unsent or not self._try(message):
+            if not self._unsent:
+                self._unsent_since_s = self._clock()
+            self._unsent.append(message)
+
+    def _flush(self) -> None:
+        while self._unsent and self._try(self._unsent[0]):
+            self._unsent.popleft()
+            self._unsent_since_s = self._clock()
+        if self._unsent and self._clock() - self._unsent_since_s > SEND_LIMIT_S:
+            _log.warning("gateway lost", reason=f"it took no message for {SEND_LIMIT_S:g} s")
+            self._lost = True
+
+    def _try(self, message: FromWorker) -> bool:
+        try:
+            return self.link.dealer.try_send(message)
+        except FrameTooBig as error:
+            if not isinstance(message, BatchDone):
+                raise
+            # Outputs that should have had slots; each item still gets its answer.
+            _log.error("an answer is too big for a message", batch=message.batch, reason=str(error))
+            return self.link.dealer.try_send(_without_outputs(message))
 
     def __repr__(self) -> str:
         return f"<Session models={len(self._models)} batches={len(self._batches)} awaited={len(self._awaited)}>"
 
 
-def _manner(loaded: LoadedVersion) -> tuple[str, int | None]:
+def manner(loaded: LoadedVersion) -> tuple[str, int | None]:
     """How it runs: what a ModelNote tells."""
     return loaded.precision, loaded.row_cap
+
+
+def _without_outputs(done: BatchDone) -> BatchDone:
+    failure = Failure(Code.INTERNAL, InternalFault.TEXT)
+    answers = [ItemAnswer(answer.item, failure=failure) for answer in done.answers]
+    return BatchDone(done.batch, answers, done.started_s, 0.0, 0.0, 0)
 
 
 def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:

@@ -1,8 +1,10 @@
 """The greeting over real Unix sockets. The worker's blocking side runs in threads and, for its death, in a process."""
 
 import asyncio
+import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import struct
@@ -16,7 +18,7 @@ import pytest
 
 from shared import handover
 from shared.arena import Arena, AttachedArena
-from shared.handover import Greeting, Refusal, Welcomer, greet
+from shared.handover import Greeting, Knock, Refusal, Welcomer
 from shared.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 LIMIT_S = 10
@@ -24,14 +26,27 @@ T = TypeVar("T")
 HELLO = Hello(PROTOCOL_VERSION, os.getpid(), "worker-0", "cpu")
 
 GREET_AND_HANG = """
-import os, sys, signal
+import os, sys, select, signal
 from pathlib import Path
-from shared.handover import greet
+from shared.handover import Knock
 from shared.messages import Hello
-greeting = greet(Path(sys.argv[1]), Hello(int(sys.argv[2]), os.getpid(), "worker-0", "cpu"), 5.0)
+knock = Knock.at(Path(sys.argv[1]), Hello(int(sys.argv[2]), os.getpid(), "worker-0", "cpu"))
+select.select([knock], [], [], 5.0)
+greeting = knock.answer()
 print("greeted" if greeting else "nobody", flush=True)
 signal.pause()
 """
+
+
+def greet(path: Path, hello: Hello, limit_s: float) -> Greeting | None:
+    """Knock and wait for the answer."""
+    knock = Knock.at(path, hello)
+    if knock is None:
+        return None
+    if select.select([knock], [], [], limit_s)[0]:
+        return knock.answer()
+    knock.close()
+    return None
 
 
 class Gateway:
@@ -87,7 +102,7 @@ async def test_a_worker_gets_the_arena_and_both_see_the_stream_end(gateway: Gate
     assert path.stat().st_mode & 0o777 == 0o600  # noqa: ASYNC240 - a look, not a wait
     slot = gateway.arena.lease(4)
     assert slot is not None
-    with await greeted(path) as greeting:
+    with contextlib.closing(await greeted(path)) as greeting:
         assert gateway.hellos == [(HELLO, os.getpid())]
         assert greeting.welcome.identity == b"worker-1"
         assert greeting.gateway_alive()

@@ -1,11 +1,6 @@
 """The worker process against a real greeting, arena and socket."""
 
-import asyncio
-import json
 import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +15,13 @@ from shared.messages import (
     BatchItem,
     LoadModel,
     ModelFailed,
-    ModelLoaded,
     UnloadModel,
 )
 from shared.tensors import Tensor, as_array
-from tests.support.fake_gateway import LIMIT_S, FakeGateway, gateway_in, greeted
+from tests.support.fake_gateway import gateway_in, greeted
 from tests.support.worker_parts import WIDTH, batch, item, toy_model
+from tests.support.worker_process import codes, load, simulated, worker_in
 
-ROOT = Path(__file__).parents[2]
-SIMULATED = "pipeline: toy:Toy\nbackend: simulated\n"
 TORCH = "pipeline: toy:Toy\nbackend: torch\nnetwork: mine:network\n"
 CODE = """
 import os
@@ -57,49 +50,6 @@ def network():
 TERMINATES = 77.0
 
 
-class Worker:
-    """`python -m workers` in a folder of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        self.process = process
-        self.runtime = folder / "run"
-
-    async def exit_code(self) -> int:
-        async with asyncio.timeout(LIMIT_S):
-            return await self.process.wait()
-
-    def leftovers(self) -> list[Path]:
-        """Files of its own in the runtime folder."""
-        return list(self.runtime.glob("worker*"))
-
-    async def stderr(self) -> str:
-        assert self.process.stderr is not None
-        return (await self.process.stderr.read()).decode()
-
-
-@asynccontextmanager
-async def worker_in(folder: Path, *arguments: str) -> AsyncIterator[Worker]:
-    config = folder / "headrace.yaml"
-    config.write_text(
-        f"repository: models\nruntime_dir: {folder / 'run'}\nlog: {{format: json}}\n"
-        "worker: {threads: 1, device: cpu}\nbatching: {max_rows: 4}\n"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "workers", "--config", str(config), *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        yield Worker(process, folder)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-def simulated(folder: Path, name: str = "sim", a_ms: float = 0.0) -> str:
-    timing = json.dumps({"a_ms": a_ms, "b_ms": 0}).encode()
-    return toy_model(folder / "models", name, SIMULATED, {"simulated.json": timing}).version
-
-
 def picky(folder: Path) -> tuple[str, nn.Linear]:
     """The torch model of this file: its version, and what it computes."""
     torch.manual_seed(0)
@@ -107,16 +57,6 @@ def picky(folder: Path) -> tuple[str, nn.Linear]:
     weights = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}
     files = {"w.safetensors": safetensors.torch.save(weights)}
     return toy_model(folder / "models", "toy", TORCH, files, CODE).version, linear
-
-
-async def load(gateway: FakeGateway, name: str, version: str, model: int = 1) -> ModelLoaded:
-    after = len(gateway.received)
-    gateway.send(LoadModel(model, name, version))
-    return await gateway.next(ModelLoaded, after)
-
-
-def codes(done: BatchDone) -> dict[int, str | None]:
-    return {answer.item: None if answer.failure is None else answer.failure.code for answer in done.answers}
 
 
 async def test_a_batch_is_answered_and_sigterm_ends_with_0(tmp_path: Path) -> None:

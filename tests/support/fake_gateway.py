@@ -22,14 +22,14 @@ M = TypeVar("M")
 class FakeGateway:
     """One gateway life. `received` keeps everything, in order."""
 
-    def __init__(self, runtime: RuntimeDir, arena_bytes: int = 1 << 20) -> None:
+    def __init__(self, runtime: RuntimeDir, index: int = 0, arena_bytes: int = 1 << 20) -> None:
         self.generation = int.from_bytes(os.urandom(8), "little")
         self.arena = Arena.create(arena_bytes)
-        self.endpoint = f"ipc://{runtime.private(self.generation)}/workers"
+        self.endpoint = f"ipc://{runtime.private(self.generation, index)}/workers"
         self.router: Router[FromWorker, ToWorker] = Router(
             self.endpoint, FromWorker, generation=self.generation, high_water_mark=100
         )
-        self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self._hello, self.lost_event)
+        self.welcomer = Welcomer(runtime.gateway_socket(index), self.arena.fd, self._hello, self.lost_event)
         self.hellos: list[Hello] = []
         self.lost: list[bytes] = []
         self.received: list[Any] = []
@@ -94,9 +94,9 @@ class FakeGateway:
 
 
 @asynccontextmanager
-async def gateway_in(folder: Path) -> AsyncIterator[FakeGateway]:
+async def gateway_in(folder: Path, index: int = 0) -> AsyncIterator[FakeGateway]:
     """A gateway life that has said nothing yet; wait for its WorkerReady before you send."""
-    gateway = FakeGateway(RuntimeDir.open(folder))
+    gateway = FakeGateway(RuntimeDir.open(folder), index)
     await gateway.start()
     try:
         yield gateway

@@ -194,10 +194,10 @@ def test_what_lies_outside_is_refused(arena: Arena, ref: SlotRef, shape: tuple[i
 
 
 def test_only_the_sealed_memory_of_the_right_size_is_attached(arena: Arena) -> None:
-    with pytest.raises(ValueError, match="expected 4096"):
+    with pytest.raises(ValueError, match="expected 8192"):
         AttachedArena.attach(arena.fd, 4096)
     unsealed = os.memfd_create("test")
-    os.ftruncate(unsealed, 4096)
+    os.ftruncate(unsealed, 8192)
     with pytest.raises(ValueError, match="not sealed"):
         AttachedArena.attach(unsealed, 4096)
     os.close(unsealed)

@@ -1,85 +1,66 @@
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from shared.messages import PROTOCOL_VERSION, FromWorker, ToWorker, Welcome
-from shared.transport import Dealer
-from tests.support.worker_parts import TwoSidedArena
-from workers import loop
-from workers.backends.base import Device, DeviceLost
+from workers.backends.base import DeviceLost, NoDevice
 from workers.loop import Worker
 
-STICKY = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
-
-class DeadDevice(Device):
-    """After a sticky error every call raises, the one that lets go of the arena too."""
-
-    name = "cuda:0"
-
-    def attach(self, memory: memoryview) -> None:
-        pass
-
-    def detach(self) -> None:
-        raise RuntimeError(STICKY)
-
-
-class CountingDealer(Dealer[ToWorker, FromWorker]):
-    closed = 0
-
-    def close(self) -> None:
-        CountingDealer.closed += 1
-        super().close()
-
-
-class NoStop:
+class Stop:
     requested = False
+
+    def fileno(self) -> int:
+        return 0
+
+
+class Pool:
+    def fileno(self) -> int:
+        return 0
+
+    def finished(self) -> list[Any]:
+        return []
 
 
 @pytest.fixture
-def arena() -> Iterator[TwoSidedArena]:
-    arena = TwoSidedArena()
-    yield arena
-    arena.close()
+def worker() -> Worker:
+    return Worker("worker-0", [Path("nowhere.sock")], NoDevice(), Pool(), Stop())  # type: ignore[arg-type]  # fakes
 
 
-def serve_with(session_raises: Exception | None, arena: TwoSidedArena, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """One gateway's life on a device that is dead when it ends."""
+def raises(error: Exception) -> Callable[[], Any]:
+    def call() -> None:
+        raise error
 
-    class Session:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def serve(self, *_: object) -> None:
-            if session_raises is not None:
-                raise session_raises
-
-    CountingDealer.closed = 0
-    patch.setattr(loop, "Session", Session)
-    patch.setattr(loop, "Dealer", CountingDealer)
-    endpoint = f"ipc://{folder}/workers"
-    greeting = SimpleNamespace(
-        arena_fd=arena.owner.fd, welcome=Welcome(PROTOCOL_VERSION, 1, endpoint, b"worker-0.1", arena.owner.nbytes)
-    )
-    worker = Worker("worker-0", folder / "gateway.sock", DeadDevice(), None, NoStop())  # type: ignore[arg-type]  # fakes
-    worker._serve(greeting)  # type: ignore[arg-type]  # a fake
+    return call
 
 
 def test_a_lost_device_stays_the_reason_when_it_can_not_be_detached_either(
-    arena: TwoSidedArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker._runs, "step", raises(DeviceLost("in the forward pass")))
+    monkeypatch.setattr(worker._links, "close", raises(DeviceLost("in the end")))
     with pytest.raises(DeviceLost, match="in the forward pass"):
-        serve_with(DeviceLost("cuda:0: assert in the forward pass"), arena, tmp_path, monkeypatch)
-    assert CountingDealer.closed == 1
+        worker.run()
 
 
-@pytest.mark.parametrize("raised", [None, KeyError("a bug of ours")])
-def test_a_device_that_can_not_be_detached_is_lost(
-    arena: TwoSidedArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception | None
-) -> None:
-    with pytest.raises(DeviceLost) as caught:
-        serve_with(raised, arena, tmp_path, monkeypatch)
-    assert str(caught.value) == "cuda:0: CUDA error: device-side assert triggered"
-    assert CountingDealer.closed == 1
+def test_a_device_that_is_lost_in_the_end_is_lost(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker._stop.requested = True  # type: ignore[misc]  # a fake
+    monkeypatch.setattr(worker._links, "close", raises(DeviceLost("in the end")))
+    with pytest.raises(DeviceLost, match="in the end"):
+        worker.run()
+
+
+def test_a_stop_answers_what_is_under_way_and_leaves(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    def step() -> bool:
+        worker._stop.requested = True  # type: ignore[misc]  # a fake
+        steps.append("step")
+        return True
+
+    monkeypatch.setattr(worker._runs, "step", step)
+    monkeypatch.setattr(worker._runs, "finish_all", lambda: steps.append("finish"))
+    monkeypatch.setattr(worker._links, "close", lambda: steps.append("close"))
+    worker.run()
+    assert steps == ["step", "finish", "close"]

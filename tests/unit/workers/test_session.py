@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shared.board import ELSEWHERE, IDLE, Doing
 from shared.errors import Code
 from shared.messages import (
     BatchDone,
@@ -20,13 +21,14 @@ from shared.messages import (
     UnloadModel,
     WorkerReady,
 )
-from shared.transport import FrameTooBig, PeerLost
+from shared.transport import SEND_LIMIT_S, FrameTooBig
 from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
-from workers.backends.base import Forward, Precision
+from workers.backends.base import NoDevice
+from workers.flight import Flight
 from workers.model_pool import Key, LoadedVersion
 from workers.precision import LIMIT_ROWS
-from workers.session import Session
-from workers.staging import Inputs
+from workers.runs import Runs
+from workers.session import Link, Session
 
 VERSION = "0" * 16
 
@@ -37,13 +39,16 @@ class Dealer:
     def __init__(self, *turns: Sequence[ToWorker]) -> None:
         self.turns = deque(deque(turn) for turn in turns)
         self.sent: list[Any] = []
-        self.refuse: type[Exception] | None = None
+        self.too_big = 0
+        self.takes = True
 
-    def send(self, message: FromWorker) -> None:
-        if self.refuse is not None and isinstance(message, BatchDone):
-            refuse, self.refuse = self.refuse, None
-            raise refuse("no")
-        self.sent.append(message)
+    def try_send(self, message: FromWorker) -> bool:
+        if self.too_big and isinstance(message, BatchDone):
+            self.too_big -= 1
+            raise FrameTooBig("no")
+        if self.takes:
+            self.sent.append(message)
+        return self.takes
 
     def receive(self, timeout_s: float | None, watch: Sequence[int] = ()) -> ToWorker | None:
         if self.turns and self.turns[0]:
@@ -57,11 +62,17 @@ class Greeting:
     def __init__(self, dealer: Dealer) -> None:
         self._dealer = dealer
 
-    def fileno(self) -> int:
-        return 0
-
     def gateway_alive(self) -> bool:
         return bool(self._dealer.turns)
+
+
+class Board:
+    def __init__(self) -> None:
+        self.shown: list[int] = []
+
+    def write(self, worker: str, doing: Doing) -> None:
+        assert worker == "worker-0"
+        self.shown.append(doing.batch)
 
 
 class Pool:
@@ -97,11 +108,11 @@ class Pool:
         self.ready.pop(key, None)
 
 
-class NoStop:
-    requested = False
+class Clock:
+    now_s = 0.0
 
-    def fileno(self) -> int:
-        return 0
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture
@@ -111,9 +122,47 @@ def arena() -> Iterator[TwoSidedArena]:
     arena.close()
 
 
-def serve(arena: TwoSidedArena, dealer: Dealer, pool: Pool | None = None, stop: "NoStop | None" = None) -> Session:
-    session = Session(Greeting(dealer), dealer, arena.attached, pool or Pool(loaded(FakeRunner())), lambda: 0.0)  # type: ignore[arg-type]  # fakes
-    session.serve(stop or NoStop())  # type: ignore[arg-type]  # a fake
+class Bench:
+    """Sessions with scripted gateways, and the worker's loop around them without its waits."""
+
+    def __init__(self, arena: TwoSidedArena, pool: "Pool | None" = None) -> None:
+        self.arena = arena
+        self.pool = pool or Pool(loaded(FakeRunner()))
+        self.clock = Clock()
+        self.sessions: list[Session] = []
+        self.runs = Runs(lambda: self.sessions, Flight(NoDevice()), self.clock)
+
+    def join(self, dealer: Dealer) -> Session:
+        link: Any = Link("worker-0", Greeting(dealer), dealer, self.arena.attached, Board())  # type: ignore[arg-type]  # fakes
+        session = Session(link, self.pool, self.clock)  # type: ignore[arg-type]  # a fake
+        session.wanted_by_others = lambda: {
+            key for other in self.sessions if other is not session for key in other.wanted()
+        }
+        self.sessions.append(session)
+        return session
+
+    def turn(self) -> None:
+        """One round of the loop."""
+        for session in self.sessions:
+            session.drain()
+        outcomes = self.pool.finished()
+        for session in self.sessions:
+            session.finished(outcomes)
+        for session in [session for session in self.sessions if not session.alive()]:
+            self.runs.forget(session)
+            self.sessions.remove(session)
+        self.runs.step()
+
+    def serve(self) -> None:
+        """Until the last script is over."""
+        while self.sessions:
+            self.turn()
+
+
+def serve(arena: TwoSidedArena, dealer: Dealer, pool: Pool | None = None) -> Session:
+    bench = Bench(arena, pool)
+    session = bench.join(dealer)
+    bench.serve()
     return session
 
 
@@ -175,7 +224,7 @@ def test_cancellations_of_what_is_answered_are_not_remembered(arena: TwoSidedAre
     dealer = Dealer([LOAD], [CancelItems(list(range(10_000)))], [batch(item(7, 1))], [])
     session = serve(arena, dealer)
     assert codes(dealer.sent[-1]) == {7: None}
-    assert session._cancelled == set()
+    assert session.cancelled == set()
 
 
 def test_unload_forgets_the_version_unless_another_number_means_it(arena: TwoSidedArena) -> None:
@@ -213,31 +262,46 @@ def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: 
     assert pool.kept == {Key("toy", VERSION), Key("other", "1" * 16)}
 
 
-def test_a_signal_ends_the_session_before_the_next_batch(arena: TwoSidedArena) -> None:
-    stop = NoStop()
-    runner = FakeRunner()
-    original = runner.run
-
-    def run(items: Inputs, padded_rows: int, precision: Precision) -> Forward:
-        stop.requested = True
-        return original(items, padded_rows, precision)
-
-    runner.run = run  # type: ignore[method-assign]  # the signal comes in the middle of a batch
+def test_what_is_under_way_is_finished_before_the_end_and_nothing_else(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
     dealer = Dealer([LOAD], [batch(item(1, 1), number=1), batch(item(2, 1), number=2)], [], [])
-    serve(arena, dealer, Pool(loaded(runner)), stop)
+    bench.join(dealer)
+    bench.turn()
+    bench.turn()
+    bench.runs.finish_all()
     assert [done.batch for done in dealer.sent if isinstance(done, BatchDone)] == [1]
 
 
-def test_a_gateway_that_takes_no_answer_ends_the_session_not_the_process(arena: TwoSidedArena) -> None:
-    dealer = Dealer([LOAD], [batch(item(1, 1))], [batch(item(2, 1))], [])
-    dealer.refuse = PeerLost
-    serve(arena, dealer)
-    assert not [done for done in dealer.sent if isinstance(done, BatchDone)]
+def test_a_gateway_that_takes_no_messages_holds_up_nobody_and_is_given_up(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    deaf, well = Dealer(*[[] for _ in range(9)]), Dealer([LOAD], [batch(item(1, 1))], *[[] for _ in range(9)])
+    deaf.takes = False
+    first, _ = bench.join(deaf), bench.join(well)
+    for _ in range(3):
+        bench.turn()
+    assert codes(well.sent[-1]) == {1: None}
+    assert first.is_waiting_to_send
+    assert first.alive()
+    bench.clock.now_s = SEND_LIMIT_S + 0.1
+    bench.turn()
+    assert not first.alive()
+
+
+def test_what_could_not_be_said_is_said_later_in_order(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([LOAD], [batch(item(1, 1))], *[[] for _ in range(9)])
+    dealer.takes = False
+    bench.join(dealer)
+    for _ in range(3):
+        bench.turn()
+    dealer.takes = True
+    bench.turn()
+    assert [type(message) for message in dealer.sent] == [WorkerReady, ModelLoaded, BatchDone]
 
 
 def test_an_answer_over_the_frame_limit_is_still_an_answer(arena: TwoSidedArena) -> None:
     dealer = Dealer([LOAD], [batch(item(1, 1))], [])
-    dealer.refuse = FrameTooBig
+    dealer.too_big = 1
     serve(arena, dealer)
     assert codes(dealer.sent[-1]) == {1: Code.INTERNAL}
 
@@ -249,3 +313,61 @@ def test_work_of_a_gateway_that_is_gone_is_not_run(arena: TwoSidedArena) -> None
     dealer = Dealer(messages, script)  # nothing after the batch: the stream ends while it is being read
     serve(arena, dealer, Pool(loaded(runner)))
     assert runner.passes == []
+
+
+def test_a_model_stays_while_another_gateway_wants_it(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    key = Key("toy", VERSION)
+    first = Dealer([LOAD], [UnloadModel(1)], [batch(item(1, 1))], [], [])
+    second = Dealer(
+        [LoadModel(5, "toy", VERSION)], [], [batch(item(2, 1), model=5)], [KeepModels([])], [UnloadModel(5)], []
+    )
+    bench.join(first)
+    bench.join(second)
+    bench.serve()
+    assert codes(first.sent[-1]) == {1: Code.NOT_READY}, "it has unloaded the model"
+    assert codes(second.sent[-1]) == {2: None}, "this one has not"
+    assert bench.pool.kept == set()
+    assert bench.pool.dropped == [key], "with the last one"
+
+
+def test_a_new_gateway_does_not_take_away_what_the_others_serve(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    bench.join(Dealer([LOAD], [], [], []))
+    bench.turn()
+    bench.join(Dealer([KeepModels([("other", VERSION)])], [], []))
+    bench.turn()
+    assert bench.pool.kept == {Key("toy", VERSION), Key("other", VERSION)}
+
+
+def test_a_note_goes_to_every_gateway_with_the_version(arena: TwoSidedArena) -> None:
+    bench = Bench(arena, Pool(loaded(FakeRunner("fp16", memory_rows=2))))
+    first = Dealer([LOAD], [batch(item(1, 1), item(2, 2), item(3, 3))], [], [])
+    second = Dealer([LoadModel(8, "toy", VERSION)], [], [], [])
+    bench.join(first)
+    bench.join(second)
+    bench.serve()
+    for dealer, model in ((first, 1), (second, 8)):
+        assert [note for note in dealer.sent if isinstance(note, ModelNote)] == [ModelNote(model, "fp16", 1)]
+
+
+def test_batches_of_a_gateway_that_is_gone_are_dropped_and_the_others_go_on(arena: TwoSidedArena) -> None:
+    runner = FakeRunner()
+    bench = Bench(arena, Pool(loaded(runner)))
+    gone = Dealer([LOAD], [batch(item(1, 1), number=1), batch(item(2, 2), number=2)])
+    well = Dealer([LOAD], [batch(item(3, 3), number=1), batch(item(4, 4), number=2)], [], [], [])
+    bench.join(gone)
+    bench.join(well)
+    bench.serve()
+    assert [rows for rows, _, _ in runner.passes if rows[0] >= 3] == [[3.0], [4.0]]
+    assert [2.0] not in [rows for rows, _, _ in runner.passes], "nobody waits for it any more"
+    assert [codes(done) for done in well.sent if isinstance(done, BatchDone)] == [{3: None}, {4: None}]
+
+
+def test_each_gateway_sees_whether_the_device_works_for_it(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealers = [Dealer([LOAD], [batch(item(1, 1), number=number)], [], [], []) for number in (7, 9)]
+    first, second = (bench.join(dealer).link.board.shown for dealer in dealers)  # type: ignore[attr-defined]  # a fake
+    bench.serve()
+    assert first == [7, IDLE, ELSEWHERE, IDLE]
+    assert second == [ELSEWHERE, IDLE, 9, IDLE]

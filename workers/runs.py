@@ -1,0 +1,96 @@
+"""Which batch runs next, and who gets its answer: the gateways take turns, and what began first is answered first."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shared.board import ELSEWHERE, IDLE, Doing
+from shared.clock import Clock
+from workers.engine import BatchRun
+from workers.flight import Flight
+from workers.model_pool import LoadedVersion
+from workers.session import Session, manner
+from workers.turns import Turns
+
+
+class Runs:
+    """Between the sessions, where batches wait and can be cancelled, and the device. Used by the worker's loop only."""
+
+    def __init__(self, sessions: Callable[[], Sequence[Session]], flight: Flight, clock: Clock) -> None:
+        """`sessions()`: of the gateways that are there now."""
+        self._sessions = sessions
+        self._flight = flight
+        self._clock = clock
+        self._turns: Turns[Session] = Turns()
+        self._owners: deque[tuple[Session, LoadedVersion]] = deque()
+        """Whose batches are under way, in the same order."""
+        self.worked: Callable[[], None] = lambda: None
+
+    def step(self) -> bool:
+        """Begin what can begin; finish the first batch if that needs no waiting. False: nothing to do for now.
+
+        Raises DeviceLost.
+        """
+        began = False
+        while self._begin():
+            began = True
+        if self._flight.first_done():
+            self._finish()
+            return True
+        return began
+
+    def finish_all(self) -> None:
+        """Answer what is under way and begin nothing. Raises DeviceLost."""
+        while len(self._flight):
+            self._finish()
+
+    def forget(self, session: Session) -> None:
+        """Its gateway is gone: afterwards the device does nothing for it any more. Raises DeviceLost."""
+        while any(owner is session for owner, _ in self._owners):
+            self._finish()
+        self._turns.forget(session)
+
+    def _begin(self) -> bool:
+        """Start the next batch, if there is one and the device can take it."""
+        waiting = {session: loaded for session in self._sessions() if (loaded := session.next_version()) is not None}
+        if not waiting:
+            return False
+        session = self._turns.next(list(waiting))
+        loaded = waiting[session]
+        if not self._flight.admits(loaded):
+            return False
+        self._turns.took(session)
+        batch = session.next_batch()
+        first = not len(self._flight)
+        run = BatchRun(batch, loaded, session.link.arena, self._clock, session.cancelled)
+        self._show(session, batch.batch)  # what ends the process from here on, is this one
+        self._owners.append((session, loaded))
+        self._flight.start(run)
+        if not first:
+            self._show_first()
+        return True
+
+    def _finish(self) -> None:
+        session, loaded = self._owners.popleft()
+        before = manner(loaded)
+        batch, done = self._flight.finish()
+        if manner(loaded) != before:
+            for each in self._sessions():
+                each.note(loaded)
+        self._turns.charge(session, done.copy_s + done.run_s)
+        session.answer(batch, done)
+        self._show_first()
+        if done.rows_run:
+            self.worked()
+
+    def _show_first(self) -> None:
+        """The first batch under way is what the device works on now."""
+        if self._owners:
+            self._show(self._owners[0][0], next(iter(self._flight)).batch)
+        else:
+            self._show(None, IDLE)
+
+    def _show(self, owner: Session | None, batch: int) -> None:
+        since_s = self._clock()
+        elsewhere = IDLE if owner is None else ELSEWHERE
+        for session in self._sessions():
+            session.doing(Doing(batch if session is owner else elsewhere, since_s))
