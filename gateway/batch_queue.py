@@ -49,6 +49,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
     """Rising, the last one is `max_rows`."""
     weight: float = 1.0
     """Share of the worker's time, in relation to the other models that have something to run."""
+    item_rows: int = 0
+    """Rows that an item may have, where that is more than `max_rows`: it was made before the limit was lowered."""
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes)):
@@ -59,6 +61,13 @@ class BatchLimits(msgspec.Struct, frozen=True):
             raise ValueError(f"max_wait_s ({self.max_wait_s}) must be at least 0 and finite")
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight ({self.weight}) must be above 0 and finite")
+
+    def capped(self, rows: int) -> "BatchLimits":
+        """The same for a worker whose memory holds `rows` at once."""
+        if rows >= self.max_rows:
+            return self
+        sizes = (*(size for size in self.sizes if size < rows), rows)
+        return msgspec.structs.replace(self, max_rows=rows, sizes=sizes, item_rows=max(self.max_rows, self.item_rows))
 
     def padded(self, rows: int) -> int:
         """The smallest allowed size that holds `rows`; `rows` itself above the largest one."""

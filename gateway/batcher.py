@@ -89,8 +89,9 @@ class Batcher:
         limits = self._limits.get(key.model)
         if limits is None:
             raise ValueError(f"model {key.model} is not configured")
-        if not 1 <= item.rows <= limits.max_rows:
-            raise ValueError(f"item {item.item} has {item.rows} rows; allowed are 1..{limits.max_rows}")
+        most = max(limits.max_rows, limits.item_rows)
+        if not 1 <= item.rows <= most:
+            raise ValueError(f"item {item.item} has {item.rows} rows; allowed are 1..{most}")
         if item.item in self._waiting:
             raise ValueError(f"item {item.item} waits already")
         place = (key, item.priority, item.alone)

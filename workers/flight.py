@@ -42,11 +42,6 @@ class Flight:
         run = self._runs.popleft()
         return run.message, run.finish()
 
-    def abandon(self) -> None:
-        """Nobody wants the answers: wait until the device lets go of all buffers. Raises DeviceLost."""
-        while self._runs:
-            self._runs.popleft().settle()
-
     def watch(self) -> tuple[int, ...]:
         """Descriptors that become readable when the first batch may be done."""
         fileno = self._device.fileno() if self._runs else None

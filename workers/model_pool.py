@@ -48,8 +48,15 @@ class LoadedVersion:
         return next((size for size, _ in self.batch_s if size >= rows), rows)
 
     def lower_row_cap(self, failed_rows: int) -> None:
-        """A batch of `failed_rows` did not fit: no larger ones than half of it from now on."""
-        self.row_cap = min(self.row_cap or failed_rows, max(1, failed_rows // 2))
+        """A batch of `failed_rows` did not fit: no larger ones than half of it from now on.
+
+        Where batches are padded up, no larger ones than the next allowed size down: what would be padded beyond half
+        of the rows would not fit either.
+        """
+        half = max(1, failed_rows // 2)
+        if self.runner.pads:
+            half = max((size for size, _ in self.batch_s if size <= half), default=half)
+        self.row_cap = min(self.row_cap or failed_rows, half)
         _log.warning(
             "the device is out of memory", model=self.key.name, rows=failed_rows, max_rows_from_now=self.row_cap
         )

@@ -257,3 +257,15 @@ def test_a_model_that_raises_on_every_row_writes_few_traces(arena: TwoSidedArena
     other = loaded(FakeRunner())
     run(batch(item(1, POISON)), other, arena, now_s=12.0)
     assert logged[-1]["left_out"] == 0, "each model has its own"
+
+
+@pytest.mark.parametrize(
+    ("pads", "failed", "cap"), [(True, 8, 3), (True, 7, 3), (True, 3, 1), (True, 1, 1), (False, 8, 4), (False, 7, 3)]
+)
+def test_where_batches_are_padded_the_cap_is_a_size_they_are_padded_to(pads: bool, failed: int, cap: int) -> None:
+    runner = FakeRunner()
+    runner.pads = pads
+    version = loaded(runner, sizes=(1, 3, 8))
+    version.lower_row_cap(failed)
+    assert version.row_cap == cap
+    assert not pads or version.padded(cap) <= max(1, failed // 2)

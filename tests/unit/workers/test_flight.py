@@ -229,20 +229,6 @@ def test_a_staged_batch_is_not_charged_for_the_one_before_it(arena: TwoSidedAren
     assert done.started_s == 10.0, "it waited from 0 to 10, and had the device from 11 to 21"
 
 
-def test_abandoned_batches_leave_nothing_running(arena: TwoSidedArena) -> None:
-    bench = Bench(arena, copy_s=1.0, row_s=10.0)
-    version = bench.version()
-    host = bench.run(batch(item(9, 9)), loaded(FakeRunner()))
-    bench.start(batch(item(1, 1)), version)
-    bench.start(batch(item(2, 2)), version)
-    bench.flight.abandon()
-    assert bench.streams.now_s == bench.streams.steps[-1].end_s, "the arena may be unmapped now"
-    assert len(bench.flight) == 0
-    bench.flight.start(host)
-    bench.flight.abandon()
-    assert list(bench.flight) == []
-
-
 def test_a_device_lost_under_a_staged_batch_is_told(arena: TwoSidedArena) -> None:
     def lost(_: int) -> None:
         raise DeviceLost("device-side assert")
