@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, disable_created_metrics
+from prometheus_client import CollectorRegistry, Metric, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,6 +17,7 @@ from gateway.batcher import Batch
 from gateway.drops import Drops, Point
 from gateway.pieces import Pieces
 from gateway.request import PROOF_PRIORITY, Request, StageTimes
+from gateway.series import Counter, Histogram
 from gateway.statistics import Statistics
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError
