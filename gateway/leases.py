@@ -8,10 +8,10 @@ wait for each other.
 
 import asyncio
 from collections.abc import Callable
-from heapq import heappop, heappush
 from itertools import count
 from typing import Self
 
+from gateway.line import Line
 from gateway.request import DEFAULT_PRIORITY
 from gateway.served import ServedModel, SlotSizes, Terms
 from shared.arena import Arena, Slot
@@ -89,7 +89,7 @@ class Leases:
         self.nobody_comes: Callable[[], None] = lambda: None
         """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
         # Per model, since a full window holds up nobody else: by priority, then first come first served.
-        self._waiting: dict[int, list[tuple[int, int, _Waiter]]] = {}
+        self._waiting: dict[int, Line[_Waiter]] = {}
         self._tickets = count()
 
     async def acquire(self, model: ServedModel, raw: RawInput, terms: Terms | None = None) -> Lease:
@@ -121,15 +121,11 @@ class Leases:
     def pump(self) -> None:
         """Serve those who wait, after anything came back (a lease, or a slot out of quarantine)."""
         for waiting in self._waiting.values():
-            while waiting:
-                first = waiting[0][2]
-                if first.future.done():  # its caller has left
-                    heappop(waiting)
-                    continue
+            while (first := waiting.first()) is not None:
                 slots = self._try(first.model, first.rows, first.sizes)
                 if slots is None:
                     break
-                heappop(waiting)
+                waiting.pop()
                 first.future.set_result(slots)
 
     def waiting_items(self) -> int:
@@ -155,7 +151,10 @@ class Leases:
     async def _wait(self, model: ServedModel, rows: int, sizes: list[int], priority: int) -> list[Slot]:
         future: asyncio.Future[list[Slot]] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(model, rows, sizes, future)
-        heappush(self._waiting.setdefault(model.number, []), (priority, next(self._tickets), waiter))
+        line = self._waiting.get(model.number)
+        if line is None:
+            line = self._waiting[model.number] = Line(_has_left)
+        line.push((priority, next(self._tickets)), waiter)
         try:
             return await future
         except asyncio.CancelledError:
@@ -165,6 +164,10 @@ class Leases:
                 self._held_rows[model.number] -= rows
                 self.pump()
             raise
+
+
+def _has_left(waiter: _Waiter) -> bool:
+    return waiter.future.done()
 
 
 def _block(nbytes: int) -> int:

@@ -6,11 +6,11 @@ goes back. A job over `pool.job_limit_ms` loses its process and is answered as t
 """
 
 import asyncio
-import heapq
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from gateway.inflight import Entry, InFlight
+from gateway.line import Line
 from gateway.pool_processes import PoolProcesses
 from gateway.request import DEFAULT_PRIORITY
 from shared.arena import Slot
@@ -80,7 +80,7 @@ class PoolClient:
         self._processes = processes
         self._inflight = inflight
         self._opened = opened
-        self._queue: list[tuple[int, int, float, int, PoolJob]] = []
+        self._queue: Line[PoolJob] = Line(_has_left)
         self._next_job = 1
         self.slots_back: Callable[[], None] = lambda: None
         """Called after slots of a request that had left came back."""
@@ -128,16 +128,14 @@ class PoolClient:
 
     def _push(self, job: PoolJob) -> None:
         kind = PREPARE if isinstance(job.message, PrepareJob) else FINISH_FIRST
-        heapq.heappush(self._queue, (kind, job.priority, job.message.deadline_s, job.message.job, job))
+        self._queue.push((kind, job.priority, job.message.deadline_s, job.message.job), job)
 
     def _pump(self) -> None:
-        while self._queue:
+        while (job := self._queue.first()) is not None:  # who has left meanwhile is never started
             identity = self._freest()
             if identity is None:
                 return
-            job = heapq.heappop(self._queue)[4]
-            if job.future.done():  # the caller has left: dropped before any work
-                continue
+            self._queue.pop()
             now = now_s()
             if now >= job.message.deadline_s:
                 self.expired += 1
@@ -213,6 +211,10 @@ class PoolClient:
             job.future.set_exception(_blame(job.message))
         else:
             self._push(job)
+
+
+def _has_left(job: PoolJob) -> bool:
+    return job.future.done()
 
 
 def _blame(message: PrepareJob | FinishJob) -> HeadraceError:

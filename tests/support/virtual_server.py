@@ -87,6 +87,7 @@ class VirtualServer:
         door = Door(self.admission, self.forecast, self.quarantine)
         self.flow = Flow(door, routing, self.leases, self.pool, self.dispatch, self.metrics)
         self.workers.connect([self.dispatch])
+        self.dispatch.on_batch, self.dispatch.drops = self.metrics.batch, self.metrics.drops
         self.dispatch.slots_back = self.pool.slots_back = self.leases.pump
         self.leases.nobody_comes = self.dispatch.kick
         self.calls: list[Call] = []
