@@ -1,12 +1,15 @@
 """`headrace.v1.Inference`: Predict and PredictStream ⇄ `gateway.request`."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import grpc
 
-from gateway.api import parse, render
+from gateway.api import native_wire, parse, render
 from gateway.api.interceptors import Call, Edge
 from gateway.api.native_stream import Drain, Stream
+from gateway.api.native_wire import Received
+from gateway.api.parse import NO_IMAGES
 from gateway.request import Answer, Request, StageTimes
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import Draining
@@ -35,13 +38,14 @@ class Inference:
     def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Method name → handler; an added RPC is one more line."""
         return {
-            "Predict": self._edge.unary("Predict", pb.PredictRequest.FromString, self.predict),
+            "Predict": self._edge.unary("Predict", native_wire.parse, self.predict),
             "PredictStream": self._edge.stream("PredictStream", self.predict_stream),
         }
 
-    async def predict(self, message: pb.PredictRequest, call: Call) -> bytes:
+    async def predict(self, received: Received, call: Call) -> bytes:
         """One request, one answer."""
-        request = self.request(message, call, call.deadline_s)
+        request = self.request(received.message, call, call.deadline_s, received.images)
+        del received  # the message is not needed while its request waits
         answer = await self._flow.answer(request)
         return render.response(answer, request.request_id).SerializeToString()
 
@@ -54,15 +58,20 @@ class Inference:
         request = self.request(message, call, call.deadline_s)
         return render.response(await self._flow.answer(request), request.request_id)
 
-    def request(self, message: pb.PredictRequest, call: Call, deadline_s: float) -> Request:
-        """Check every field. Fills the call's `request_id` and `times`, so that a refusal carries them, too."""
+    def request(
+        self, message: pb.PredictRequest, call: Call, deadline_s: float, images: Mapping[int, memoryview] = NO_IMAGES
+    ) -> Request:
+        """Check every field. Fills the call's `request_id` and `times`, so that a refusal carries them, too.
+
+        `images`: by index, those that are not in the message itself (`native_wire`).
+        """
         parse.check_request_id(message.request_id)
         call.request_id = request_id = message.request_id or self._edge.make_id()
         call.times = times = StageTimes()
         if self.drain.started:
             raise Draining("the server is stopping and takes no new requests")
         parse.check_model(message.model, message.version)
-        given = parse.raw_inputs(message, self._settings.admission)
+        given = parse.raw_inputs(message, self._settings.admission, images)
         return Request(
             model=message.model,
             version=message.version,

@@ -5,6 +5,7 @@ Each sentence names the field, the limit and the setting. Text that comes from t
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.api import elements
@@ -56,6 +57,9 @@ def check_request_id(request_id: str) -> None:
         raise InvalidInput(f"request_id is {shown(request_id)}: it has 0..128 printable ASCII characters")
 
 
+NO_IMAGES: Mapping[int, memoryview] = {}
+
+
 class Inputs(NamedTuple):
     """What a request brings."""
 
@@ -66,8 +70,10 @@ class Inputs(NamedTuple):
     """By index; `inputs` has an empty input there."""
 
 
-def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> Inputs:
-    """The inputs; with `partial_results` also those that can't be read.
+def raw_inputs(
+    request: pb.PredictRequest, limits: AdmissionSettings, images: Mapping[int, memoryview] = NO_IMAGES
+) -> Inputs:
+    """The inputs; with `partial_results` also those that can't be read. `images`: by index, those kept out of protobuf.
 
     Raises InvalidInput naming the input, TooLarge naming the setting.
     """
@@ -87,7 +93,7 @@ def raw_inputs(request: pb.PredictRequest, limits: AdmissionSettings) -> Inputs:
     nbytes, allowance = 0, Allowance()
     for index, given in enumerate(request.inputs):
         try:
-            raw, size = _raw_input(given, index, allowance)
+            raw, size = _raw_input(given, index, allowance, images.get(index))
         except InvalidInput as error:
             if not request.partial_results or count == 1:
                 raise
@@ -105,10 +111,11 @@ def options(request: pb.PredictRequest) -> dict[str, Any]:
     return {field.name: value for field, value in request.options.ListFields()}
 
 
-def _raw_input(given: pb.Input, index: int, allowance: Allowance) -> tuple[RawInput, int]:
+def _raw_input(given: pb.Input, index: int, allowance: Allowance, image: memoryview | None) -> tuple[RawInput, int]:
     kind = given.WhichOneof("kind")
+    data: bytes | memoryview
     if kind == "image":
-        data = given.image
+        data = given.image if image is None else image
     elif kind == "text":
         data = given.text.encode()
     elif kind == "tensors":

@@ -8,6 +8,7 @@ request's tensor once, into the arena (gRPC for Python has copied it twice by th
 
 from typing import NamedTuple
 
+from gateway.api.wire import LENGTH, field_end, malformed, number
 from protos.inference import grpc_service_pb2 as pb
 from shared.errors import InvalidInput
 
@@ -16,10 +17,9 @@ MAX_FIELDS = 4096
 far more than any model has."""
 
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_RAW_TAG = _RAW_INPUT << 3 | _LENGTH
-_RAW_OUTPUT_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _LENGTH])
-_STREAM_RESPONSE_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _LENGTH])
+_RAW_TAG = _RAW_INPUT << 3 | LENGTH
+_RAW_OUTPUT_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH])
+_STREAM_RESPONSE_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | LENGTH])
 
 
 class Received(NamedTuple):
@@ -29,10 +29,6 @@ class Received(NamedTuple):
     """Everything but `raw_input_contents`, which is empty in it."""
     raw: list[memoryview]
     """The entries of `raw_input_contents`, views of the received bytes."""
-
-
-def _malformed() -> InvalidInput:
-    return InvalidInput("the request message is not a valid protobuf message of this method's type")
 
 
 def parse(serialized: bytes) -> Received:
@@ -52,56 +48,23 @@ def parse(serialized: bytes) -> Received:
                 f"the request has more than {MAX_FIELDS} inputs, outputs, parameters and raw entries in all"
             )
         start = place
-        tag, place = _number(serialized, place, 5)
+        tag, place = number(serialized, place, 5)
         if tag == _RAW_TAG:
-            length, place = _number(serialized, place, 5)
+            length, place = number(serialized, place, 5)
             end = place + length
             if end > size:
-                raise _malformed()
+                raise malformed()
             raw.append(view[place:end])
             if start > kept:
                 rest.append(view[kept:start])
             place = kept = end
         else:
-            place = _skip(serialized, tag, place)
+            place = field_end(serialized, tag, place)
     if not raw:
         return Received(pb.ModelInferRequest.FromString(serialized), raw)
     if size > kept:
         rest.append(view[kept:size])
     return Received(pb.ModelInferRequest.FromString(b"".join(rest)), raw)
-
-
-def _skip(serialized: bytes, tag: int, place: int) -> int:
-    """Where the field ends whose value begins at `place`. Raises InvalidInput when it ends behind the message."""
-    kind = tag & 7
-    if not 0 < tag >> 3 < 1 << 29:
-        raise _malformed()
-    if kind == _LENGTH:
-        length, place = _number(serialized, place, 5)
-        place += length
-    elif kind == _VARINT:
-        _, place = _number(serialized, place, 10)
-    elif kind == _FIXED64:
-        place += 8
-    elif kind == _FIXED32:
-        place += 4
-    else:
-        raise _malformed()
-    if place > len(serialized):
-        raise _malformed()
-    return place
-
-
-def _number(serialized: bytes, place: int, most: int) -> tuple[int, int]:
-    """A varint of at most `most` bytes, and where it ends."""
-    number = shift = 0
-    for byte in serialized[place : place + most]:
-        place += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, place
-        shift += 7
-    raise _malformed()
 
 
 def _as_varint(number: int) -> bytes:
