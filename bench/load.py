@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     opened.add_argument("--channels", type=int, default=1, help="connections (default: 1)")
     opened.add_argument("--seed", type=int, default=1, help="of arrivals and sizes")
     opened.add_argument(
-        "--wire", choices=sorted(open_loop.WIRES), default="grpc", help="grpc.aio, or bare frames for a part of its CPU"
+        "--wire", choices=sorted(open_loop.WIRES), default="grpc", help="grpc.aio, or bare frames for half of its CPU"
     )
     opened.add_argument("--stages", action="store_true", help="with the server's own time in each stage")
     opened.add_argument("--records", type=Path, help="write every call as a line of CSV")

@@ -7,7 +7,7 @@ from the planned time, the generator on the same cores:
 poisson  60 % of P: how long does a row wait in the queue?
 bursts   the same in bursts of 16
 2x, 4x   Poisson at 2 P and 4 P, between trickles of 40 a second that tell the time back to normal
-4x-bare  the same as 4x, by a generator that needs a third of the CPU: bare HTTP/2 frames instead of grpc.aio
+4x-bare  the same as 4x, by a generator that needs half the CPU: bare HTTP/2 frames instead of grpc.aio
 slow     a model that makes 100 rows a second (10 ms a row, batches of 8), at ten times that
 
 Every run's ledger (what callers saw against what the server counted, by reason) must close, or the exit code is 1.

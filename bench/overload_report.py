@@ -34,8 +34,7 @@ def write(outcomes: Sequence[Outcome], facts: dict[str, Any], folder: Path | Non
         "drops": _drops(outcomes),
         "ledger": _ledger(outcomes),
     }
-    for found in tables.values():
-        print(f"{found}\n")
+    print("\n\n".join(found for found in tables.values() if found.count("\n") > 1))
     if folder is None:
         return
     machine = machine_facts(LIBRARIES)
