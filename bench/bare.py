@@ -46,7 +46,7 @@ def real(repository: Path, model: str) -> tuple[Forward, ImageClassification]:
     if not isinstance(pipeline, ImageClassification):
         raise TypeError(f"{model} is no image classifier")
     device = torch_device.find("cpu", 0, host.cores())
-    runner = torch_backend.load(version, pipeline, device, "fp32", compiled=False)
+    runner = torch_backend.load(version, pipeline, device, "fp32")
 
     def forward(batch: Array) -> object:
         return runner.run([[batch]], len(batch), "fp32").outputs

@@ -109,7 +109,7 @@ class BatchRun:
         return done
 
     def settle(self) -> None:
-        """Wait until the device does nothing for this batch any more; `finish` is still to follow. Raises DeviceLost."""
+        """Wait until the device does nothing for this batch; `finish` is still to follow. Raises DeviceLost."""
         under_way = self._under_way()
         if under_way is not None and not under_way.done():
             with contextlib.suppress(OutOfMemory):

@@ -72,7 +72,8 @@ class Loader:
             raise LoadFailed(f"model {version.name} needs torch; this worker started without it: restart it")
         worker = self._settings.worker
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
-        return torch_backend.load(version, pipeline, self._device, precision, compiled=worker.compile)
+        sizes = version.batching(self._settings.batching).sizes if worker.compile else ()
+        return torch_backend.load(version, pipeline, self._device, precision, compile_for=sizes)
 
     def _warm_up(
         self, runner: Runner, pipeline: Pipeline[Any], sizes: tuple[int, ...], name: str

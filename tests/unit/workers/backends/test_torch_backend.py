@@ -11,11 +11,13 @@ from torch import nn
 
 from shared.errors import StartupError
 from shared.pipeline import PipelineSpec
-from shared.settings import BatchingSettings, Settings
+from shared.settings import BatchingSettings, Settings, WorkerSettings
 from shared.tensors import TensorSpec
+from tests.support.fake_streams import FakeDevice, FakeStreams
 from tests.support.worker_parts import ToyPipeline, toy_model
 from workers.backends import torch_device
 from workers.backends.base import NotAsDeclared, OutOfMemory
+from workers.backends.stream_runner import StreamRunner
 from workers.backends.torch_device import TorchDevice
 from workers.backends.torch_runner import TorchRunner
 from workers.loading import Loader, needs_torch, served
@@ -159,15 +161,36 @@ def test_outputs_that_are_not_what_the_pipeline_declares_fail_the_load(tmp_path:
         loader(tmp_path).load(Key("toy", version.version))
 
 
-def test_compiling_that_fails_leaves_the_plain_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broken_from", [1, 4])
+def test_compiling_that_fails_at_any_batch_size_leaves_the_plain_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_from: int
+) -> None:
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("no compiler here")
+            if len(x) >= broken_from:
+                raise RuntimeError("no compiler here")
+            return plain(x)
 
+    plain = network()
     monkeypatch.setattr(torch, "compile", lambda *_, **__: Broken())
-    version = toy_model(tmp_path, "toy", MODEL_YAML, {"w.safetensors": weights(network())}, CODE)
+    version = toy_model(tmp_path, "toy", MODEL_YAML, {"w.safetensors": weights(plain)}, CODE)
     loaded = loader(tmp_path, compile=True).load(Key("toy", version.version))
-    assert loaded.runner.run([[np.ones((1, 4), np.float32)]], 1, "fp32").finite.all()
+    assert loaded.runner.run([[np.ones((4, 4), np.float32)]], 4, "fp32").finite.all()
+
+
+def test_a_device_with_streams_captures_each_size_unless_told_not_to(tmp_path: Path) -> None:
+    version = toy_model(tmp_path, "toy", MODEL_YAML, {"w.safetensors": weights(network())}, CODE)
+    for wanted in (True, False):
+        streams = FakeStreams(row_s=0.0, copy_s=0.0)
+        batching = BatchingSettings(max_rows=4, sizes=(1, 2, 4))
+        worker = WorkerSettings(cuda_graphs=wanted)
+        settings = Settings(repository=tmp_path, batching=batching, worker=worker)
+        ready = Loader(settings, FakeDevice(streams)).load(Key("toy", version.version))
+        assert isinstance(ready.runner, StreamRunner)
+        assert ready.runner.graphs.sizes == ((1, 2, 4) if wanted else ())
+        assert [size for size, _ in ready.batch_s] == [1, 2, 4]
+        assert streams.steps[-1].what == "copy"
+        assert bool(streams.of("computing", "replay")) == wanted
 
 
 def test_needs_torch_only_when_a_served_model_does(tmp_path: Path) -> None:
