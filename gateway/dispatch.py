@@ -60,7 +60,7 @@ class Dispatcher:
     def configure(self, model: ServedModel) -> None:
         """Accept items of this model."""
         self._models[model.number] = model
-        model.batch_s = partial(self._cost.predict, QueueKey(model.number, ()))
+        model.batch_s = self._running.with_others(partial(self._cost.predict, QueueKey(model.number, ())))
         self._batcher.configure(model.number, model.limits)
 
     def submit(
@@ -147,7 +147,7 @@ class Dispatcher:
     def batch_done(self, worker: Worker, message: BatchDone) -> None:
         """Answers back to their requests."""
         now = now_s()
-        running = self._running.done(message.batch, now, message.rows_run)
+        running = self._running.done(message, now)
         if running is None:
             return
         batch = running.batch
@@ -221,7 +221,7 @@ class Dispatcher:
             now,
             worker_idle=not self.outstanding(worker),
             expected_rows=self._expected_rows,
-            start_s=max(now, self._running.ends_s(worker)),
+            start_s=self._running.starts_s(worker, now),
             models=models,
         )
         if batch is None:

@@ -1,12 +1,15 @@
 """Ends workers that live but do not come back from a batch. Asked a few times a second by the dispatcher."""
 
-from gateway.cost_model import CostModel
+from gateway.cost_model import CostModel, QueueKey
 from gateway.running import RunningBatches
 from gateway.worker_client import WorkerClient
 from shared.logs import get_logger
 
 SLOWER = 3
 """A batch may take this many times as long as the slowest one of its queue so far, whatever the limit."""
+
+FOREIGN = 2
+"""A batch of another gateway is that gateway's to judge: we do it only for one that does not, later."""
 
 log = get_logger()
 
@@ -24,11 +27,17 @@ class Hangs:
     def kill(self, now_s: float) -> None:
         """Kill each worker whose batch takes far longer than any before it; its supervisor brings a new one."""
         for worker in list(self._workers.workers()):
-            running = self._running.running_for_s(worker, now_s)
-            if running is None or worker.overran:
+            busy = self._running.busy(worker, now_s)
+            if busy is None or worker.overran:
                 continue
-            limit_s = max(self._limit_s, SLOWER * self._cost.slowest(running[0].batch.key))
-            if running[1] > limit_s:
+            limit_s = self._limit_of(busy.key)
+            if busy.seconds > limit_s:
                 worker.overran = True
                 log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
                 self._workers.kill(worker)
+
+    def _limit_of(self, key: QueueKey | None) -> float:
+        if key is not None:
+            return max(self._limit_s, SLOWER * self._cost.slowest(key))
+        slowest_s = max((self._cost.slowest(known) for known in self._cost.keys()), default=0.0)  # noqa: SIM118 - no dict
+        return FOREIGN * max(self._limit_s, SLOWER * slowest_s)

@@ -1,11 +1,17 @@
 """The batches that workers hold: how many each has, when it should be done, and whether it hangs."""
 
+from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
-from gateway.batcher import Batch
+from gateway.batcher import Batch, QueueKey
 from gateway.worker_client import Worker
+from shared.board import ELSEWHERE
+from shared.messages import BatchDone
 
 NEVER_S = float("-inf")
+LEARN = 0.2
+"""Weight of the newest batch in what others' batches take in between: they come and go within a few batches."""
 
 
 class Running(NamedTuple):
@@ -18,6 +24,15 @@ class Running(NamedTuple):
     """Seconds that the cost model predicted."""
 
 
+class Busy(NamedTuple):
+    """What a worker that holds batches of ours does."""
+
+    key: QueueKey | None
+    """The queue of the batch that it runs, or should have begun; None: it works for another gateway."""
+    seconds: float
+    """For how long already."""
+
+
 class Ran(NamedTuple):
     """What a worker of this name has run, in all of its lives."""
 
@@ -28,18 +43,25 @@ class Ran(NamedTuple):
 class _Held:
     """One worker's batches, in the order in which it runs them."""
 
-    __slots__ = ("batches", "progress_s")
+    __slots__ = ("batches", "others_s", "progress_s")
 
     def __init__(self) -> None:
         self.batches: dict[int, Running] = {}
         self.progress_s = NEVER_S
         """When it last answered."""
+        self.others_s = 0.0
+        """How long a batch of ours, first in the row, waits while those of other gateways run: a moving average."""
 
     def first(self) -> Running | None:
         return next(iter(self.batches.values()), None)
 
     def started_s(self, running: Running) -> float:
+        """When it was first in our row."""
         return max(running.sent_s, self.progress_s)
+
+    def waited(self, running: Running, started_s: float) -> None:
+        waited_s = max(0.0, started_s - self.started_s(running))
+        self.others_s += LEARN * (waited_s - self.others_s)
 
 
 class RunningBatches:
@@ -57,27 +79,30 @@ class RunningBatches:
         self._held.setdefault(identity, _Held()).batches[number] = running
         self._worker_of[number] = identity
 
-    def done(self, number: int, now_s: float, rows_run: int) -> Running | None:
+    def done(self, message: BatchDone, now_s: float) -> Running | None:
         """A batch was answered; None when it is not known (its worker was given up)."""
-        identity = self._worker_of.pop(number, None)
+        identity = self._worker_of.pop(message.batch, None)
         if identity is None:
             return None
         held = self._held[identity]
-        running = held.batches.pop(number)
+        running = held.batches.pop(message.batch)
+        if running.worker.is_shared:
+            held.waited(running, message.started_s)
         held.progress_s = now_s
         name = running.worker.name
         before = self.ran.get(name, Ran(0, 0))
-        self.ran[name] = Ran(before.batches + 1, before.rows + rows_run)
+        self.ran[name] = Ran(before.batches + 1, before.rows + message.rows_run)
         return running
 
     def lost(self, worker: Worker) -> Running | None:
-        """The worker is gone with everything it held; returns the batch that it was running."""
+        """The worker is gone with everything it held; returns the batch that it was running, if it was one of ours."""
         held = self._held.pop(worker.identity, None)
         if held is None:
             return None
         for number in held.batches:
             del self._worker_of[number]
-        return held.first()
+        doing = worker.doing()
+        return held.first() if doing is None else held.batches.get(doing.batch)
 
     def count(self, worker: Worker) -> int:
         """Batches that the worker holds."""
@@ -90,7 +115,21 @@ class RunningBatches:
         first = held.first() if held is not None else None
         if held is None or first is None:
             return NEVER_S
-        return held.started_s(first) + sum(running.expected_s for running in held.batches.values())
+        expected_s = sum(running.expected_s for running in held.batches.values())
+        return held.started_s(first) + expected_s + held.others_s * len(held.batches)
+
+    def starts_s(self, worker: Worker, now_s: float) -> float:
+        """When the next batch for this worker should begin to run."""
+        held = self._held.get(worker.identity)
+        return max(now_s, self.ends_s(worker)) + (held.others_s if held is not None else 0.0)
+
+    def with_others(self, alone: Callable[[int], float]) -> Callable[[int], float]:
+        """Rows → seconds of a batch, from those on a worker of its own: what other gateways run meanwhile is added."""
+        return lambda rows: alone(rows) + self.others_s()
+
+    def others_s(self) -> float:
+        """Seconds of other gateways' batches between two of ours, on average over the workers."""
+        return fmean(held.others_s for held in self._held.values()) if self._held else 0.0
 
     def load(self, worker: Worker, now_s: float) -> tuple[bool, float]:
         """Sorts workers, the one to be given the next batch first: whether it has work, and until when.
@@ -103,16 +142,23 @@ class RunningBatches:
         first = held.first() if held is not None else None
         if held is None or first is None:
             return False, held.progress_s if held is not None else NEVER_S
-        late_s = now_s - held.started_s(first) - first.expected_s
+        late_s = now_s - held.started_s(first) - first.expected_s - held.others_s
         return True, self.ends_s(worker) + (2 * late_s if late_s > 0 else 0.0)
 
-    def running_for_s(self, worker: Worker, now_s: float) -> tuple[Running, float] | None:
-        """The batch that the worker runs now, and for how long already."""
+    def busy(self, worker: Worker, now_s: float) -> Busy | None:
+        """What the worker does now, by its own record if there is one; None when it holds nothing of ours."""
         held = self._held.get(worker.identity)
         first = held.first() if held is not None else None
         if held is None or first is None:
             return None
-        return first, now_s - held.started_s(first)
+        doing = worker.doing()
+        if doing is None:
+            return Busy(first.batch.key, now_s - held.started_s(first))
+        if doing.batch == ELSEWHERE:
+            return Busy(None, now_s - doing.since_s)
+        running = held.batches.get(doing.batch, first)
+        # Batch and time are not written at once: the time may be of the batch before.
+        return Busy(running.batch.key, now_s - max(held.started_s(running), doing.since_s))
 
     def __len__(self) -> int:
         return len(self._worker_of)

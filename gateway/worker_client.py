@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from shared.board import NOTHING, Board, Doing
 from shared.errors import HeadraceError, rebuild
 from shared.logs import get_logger
 from shared.messages import (
@@ -32,7 +33,12 @@ log = get_logger()
 class Worker:
     """One connected worker."""
 
-    def __init__(self, identity: bytes, hello: Hello, pid: int) -> None:
+    def __init__(
+        self, identity: bytes, hello: Hello, pid: int, board: Board | None = None, *, is_shared: bool = False
+    ) -> None:
+        """`board`: where it says what it does. `is_shared`: other gateways send it batches, too."""
+        self._board = board
+        self.is_shared = is_shared
         self.identity = identity
         self.name = hello.worker
         self.device = hello.device
@@ -48,6 +54,10 @@ class Worker:
         self.overran = False
         self.reachable = True
         """False after a batch could not be sent: most likely it is just dying."""
+
+    def doing(self) -> Doing | None:
+        """What it does by its own record, true also when it has just died; None when there is none."""
+        return self._board.read(self.name) if self._board is not None else None
 
 
 class WorkerEvents(Protocol):
@@ -75,8 +85,17 @@ class WorkerEvents(Protocol):
 class WorkerClient:
     """Keeps the connected workers; lives on the event loop."""
 
-    def __init__(self, router: Router[FromWorker, ToWorker], welcome: Callable[[bytes], Welcome]) -> None:
-        """`welcome(identity)` makes the greeting of this gateway's life."""
+    def __init__(
+        self,
+        router: Router[FromWorker, ToWorker],
+        welcome: Callable[[bytes], Welcome],
+        board: Board | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """`welcome(identity)` makes the greeting of this gateway's life. `shared`: there are other gateways, too."""
+        self._board = board
+        self._shared = shared
         self._router = router
         self._welcome = welcome
         self._workers: dict[bytes, Worker] = {}
@@ -163,7 +182,9 @@ class WorkerClient:
             return Refused(f"a worker named {hello.worker} is connected already")
         self._lives += 1
         identity = f"{hello.worker}.{self._lives}".encode()
-        self._workers[identity] = Worker(identity, hello, pid)
+        self._workers[identity] = Worker(identity, hello, pid, self._board, is_shared=self._shared)
+        if self._board is not None:
+            self._board.write(hello.worker, NOTHING)  # what another life of it has left there
         return self._welcome(identity)
 
     def on_lost(self, identity: bytes) -> None:
