@@ -96,17 +96,22 @@ class Parts:
             "waiting_rows": self.dispatch.waiting_rows(model.number),
             "answered": counts.success.count,
             "failed": {reason: duration.count for reason, duration in counts.fail.items()},
+            "dropped": self.metrics.drops.of(model.name),
+            "rows_for_nobody": self.metrics.drops.rows_for_nobody.get(model.name, 0),
             "mean_ms": {name: round(stage.mean_ms, 3) for name, stage in stages.items()},
             "batch_rows": {rows: batch.count for rows, batch in sorted(counts.batches.items())},
         }
 
     def costs(self) -> Rows:
-        """The cost model's lines: seconds of any batch, and of each row more."""
-        names = {model.number: model.name for model in self.routing.models()}
-        for number, name in names.items():
-            line = self.cost.line(QueueKey(number))
-            yield (name, "fixed"), line.fixed_s
-            yield (name, "row"), line.row_s
+        """The cost model's lines: seconds of any batch, and of each row more; a bounded number of buckets a model."""
+        served = {model.number: model for model in self.routing.models()}
+        for key in sorted({*map(QueueKey, served), *self.cost.keys()}):
+            if key.model not in served:
+                continue
+            model, line = served[key.model], self.cost.line(key)
+            labels = model.name, model.version, "x".join(map(str, key.bucket))
+            yield (*labels, "fixed"), line.fixed_s
+            yield (*labels, "row"), line.row_s
 
     def held(self) -> Rows:
         """Batches in the hands of each connected worker."""
@@ -129,6 +134,9 @@ class Parts:
         return self.processes.stale_frames + self.workers.stale_frames
 
 
+_COST = "What a batch costs, as learned: `fixed`, and for each `row`; by the bucket of inputs with free dimensions."
+
+
 def export(parts: Parts) -> None:
     """Gauges and counts that the parts keep themselves."""
     metrics, arena, pool = parts.metrics, parts.arena, parts.pool
@@ -142,7 +150,7 @@ def export(parts: Parts) -> None:
     gauge("headrace_arena_quarantined_bytes", "Held by a process, owner gone.", lambda: arena.stats().quarantined_bytes)
     gauge("headrace_workers", "Connected workers.", lambda: len(list(parts.workers.workers())))
     gauge("headrace_pool_processes", "Pool processes that take jobs.", lambda: len(list(parts.processes.ready())))
-    metrics.gauges("headrace_cost_seconds", "What a batch costs.", ("model", "part"), parts.costs)
+    metrics.gauges("headrace_cost_seconds", _COST, ("model", "version", "bucket", "part"), parts.costs)
     gauge("headrace_forecast_correction", "Real time ÷ forecast, learned.", lambda: parts.forecast.correction)
     gauge("headrace_quarantined_inputs", "Inputs refused for having ended processes.", lambda: len(parts.quarantine))
     gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)

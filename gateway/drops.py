@@ -14,7 +14,7 @@ Plain numbers, on the gateway's event loop only. Readiness's own batches are nob
 from collections.abc import Iterator
 from enum import StrEnum
 
-from gateway.request import PROOF_PRIORITY
+from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY
 from shared.errors import Code
 
 
@@ -40,6 +40,10 @@ class Drops:
         if priority != PROOF_PRIORITY:
             key = model, point, reason
             self._counts[key] = self._counts.get(key, 0) + items
+
+    def unread(self, reason: Code) -> None:
+        """A call was refused before its message was read; it counts as one item."""
+        self.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 
     def computed(self, model: str, rows: int) -> None:
         """Rows were computed that nobody waits for."""

@@ -97,9 +97,11 @@ class Forecast:
         """The uncorrected forecast (to `learn` from), when the corrected one is within the budget.
 
         Raises:
-            DeadlineExceeded: the budget would be too small for an idle server.
+            DeadlineExceeded: nothing is left of the budget, or it would be too small for an idle server.
             Overloaded: too much work is ahead; carries when to come back.
         """
+        if budget_s <= 0:
+            raise DeadlineExceeded("the deadline had passed when the request arrived")
         raw_s = self.predict_s(load, rows)
         predicted_s = raw_s * self.correction
         if predicted_s * CAUTION <= budget_s or load.rows_in_flight == 0:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.api import status
 from gateway.api.outcomes import OK, Outcomes
-from gateway.request import StageTimes
+from gateway.request import StageTimes, late_s
 from shared.clock import FOREVER_S, now_s
 from shared.errors import Code, DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, TooLarge
 from shared.logs import get_logger
@@ -61,15 +61,9 @@ class Call:
             return ((status.REQUEST_ID, self.request_id),) if self.request_id else ()
         return ((status.REQUEST_ID, self.request_id), (status.SERVER_TIMING, self.times.server_timing()))
 
-    def check_time(self) -> None:
-        """Raises DeadlineExceeded when the call arrived too late already."""
-        if self.limit_s <= 0:
-            raise DeadlineExceeded("the call's deadline had passed when it arrived")
-
     def left_reason(self) -> str:
         """Why a call was cancelled: its time was over (gRPC cancels then, too), or the caller went away."""
-        # The caller's clock runs ahead of ours by the way to here, and gRPC rounds a time limit up when it sends it.
-        late = now_s() - self.arrived_s >= self.limit_s * 0.98 - 0.01
+        late = now_s() >= late_s(self.arrived_s, self.deadline_s)
         return Code.DEADLINE_EXCEEDED.value if late else Code.CANCELLED.value
 
 
@@ -100,6 +94,12 @@ class Edge:
         self._default_s = settings.default_deadline_ms / 1e3
         self._most_s = settings.max_deadline_ms / 1e3
 
+    def check_time(self, call: Call) -> None:
+        """Raises DeadlineExceeded when the call arrived too late already."""
+        if call.limit_s <= 0:
+            self.outcomes.refused_unread(Code.DEADLINE_EXCEEDED)
+            raise DeadlineExceeded("the call's deadline had passed when it arrived")
+
     def parse(self, parse: Parse[_Message], raw: bytes) -> _Message:
         """Raises TooLarge and InvalidInput."""
         if len(raw) > self.settings.max_message_bytes:
@@ -123,7 +123,7 @@ class Edge:
             call = Call(context, arrived_s, self._default_s if remaining_s is None else min(remaining_s, self._most_s))
             self.outcomes.started()
             try:
-                call.check_time()
+                self.check_time(call)
                 answer = await serve(self.parse(parse, raw), call)
                 context.set_trailing_metadata(call.trailers())
             except asyncio.CancelledError:

@@ -10,7 +10,7 @@ from gateway.api.outcomes import OK
 from gateway.api.status import error_message
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.clock import now_s
-from shared.errors import Cancelled, DeadlineExceeded, Draining
+from shared.errors import Cancelled, Draining
 from shared.settings import GatewaySettings
 
 METHOD = "PredictStream"
@@ -132,6 +132,7 @@ class Stream:
         answer = pb.PredictStreamResponse(id=message.id)
         try:
             call.limit_s = self._limit_s(message, arrived_s)
+            self._edge.check_time(call)
             answer.response.CopyFrom(await self._inference.stream_answer(message.request, call))
             reason = OK
         except asyncio.CancelledError:
@@ -150,7 +151,4 @@ class Stream:
         """Seconds for this request: its own time limit, but never past the stream's gRPC deadline."""
         settings = self._settings
         asked_ms = min(message.timeout_ms or settings.default_deadline_ms, settings.max_deadline_ms)
-        limit_s = min(asked_ms / 1e3, self._call.deadline_s - arrived_s)
-        if limit_s <= 0:
-            raise DeadlineExceeded("the stream's deadline had passed when the request arrived")
-        return limit_s
+        return min(asked_ms / 1e3, self._call.deadline_s - arrived_s)

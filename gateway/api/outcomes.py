@@ -1,11 +1,13 @@
 """Counts every call's end exactly once, by method and reason, so that client and server ledgers can be compared."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from shared.errors import Code
 
 OK = "ok"
 
@@ -20,6 +22,8 @@ class Outcomes(Collector):
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self.in_flight = 0
+        self.refused_unread: Callable[[Code], None] = lambda _reason: None
+        """Told of a call that was refused before its message was read: dropped at the door, of an unknown model."""
         self._idle = asyncio.Event()
         self._idle.set()
 

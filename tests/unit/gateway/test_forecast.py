@@ -40,6 +40,12 @@ def test_an_idle_server_is_its_own_work_only() -> None:
     assert Forecast(2, [load]).predict_s(load, 1) == pytest.approx(0.001 + 0.003)
 
 
+def test_a_deadline_that_has_passed_is_refused_by_an_idle_server_too() -> None:
+    load = FakeLoad()
+    with pytest.raises(DeadlineExceeded, match="had passed when the request arrived"):
+        Forecast(2, [load]).check(load, 1, 0.0)
+
+
 def test_the_longer_backlog_decides() -> None:
     load = FakeLoad()
     forecast = Forecast(2, [load])

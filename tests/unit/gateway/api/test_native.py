@@ -10,7 +10,7 @@ from gateway.api.native import Inference
 from gateway.api.outcomes import Outcomes
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.clock import now_s
-from shared.errors import Cancelled, HeadraceError, InvalidInput, Overloaded
+from shared.errors import Cancelled, Code, HeadraceError, InvalidInput, Overloaded
 from shared.settings import Settings
 from tests.support.fake_context import Context
 from tests.support.fake_flow import Flow, settings
@@ -88,6 +88,8 @@ async def test_the_deadline_goes_with_the_request(remaining_s: float | None, lim
 
 async def test_a_spent_deadline_never_reaches_the_flow() -> None:
     server = Server()
+    dropped: list[Code] = []
+    server.outcomes.refused_unread = dropped.append
 
     code, text = await server.refused(ONE, Context(0.0))
 
@@ -95,6 +97,7 @@ async def test_a_spent_deadline_never_reaches_the_flow() -> None:
     assert text == "the call's deadline had passed when it arrived"
     assert server.flow.requests == []
     assert server.outcomes.counts == {("Predict", "deadline_exceeded"): 1}
+    assert dropped == [Code.DEADLINE_EXCEEDED]
 
 
 @pytest.mark.parametrize(

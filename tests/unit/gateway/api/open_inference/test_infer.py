@@ -15,7 +15,7 @@ from gateway.api.open_inference.infer import log_id
 from gateway.request import StageTimes
 from protos.inference import grpc_service_pb2 as pb
 from shared.clock import now_s
-from shared.errors import Code, DeadlineExceeded, HeadraceError
+from shared.errors import Code, HeadraceError
 from shared.tensors import DTYPES, pack_bytes
 from tests.support.open_inference_parts import Stack
 
@@ -169,17 +169,6 @@ def test_what_goes_through_identity_comes_back_bit_by_bit(rows: list[list[float]
     assert isinstance(answer, pb.ModelInferResponse)
     assert list(answer.raw_output_contents) == [raw]
     assert list(answer.outputs[0].shape) == [len(rows), 16]
-
-
-async def test_a_deadline_that_has_passed_is_refused_before_the_flow_and_counted() -> None:
-    stack = Stack()
-    request = grpc_codec.request(grpc_wire.parse(RIGHT["identity"].SerializeToString()), 100.0, 100.0)
-
-    with pytest.raises(DeadlineExceeded):
-        await stack.infer.infer(request, "id", StageTimes())
-
-    assert not stack.flow.requests
-    assert stack.statistics.of("identity").fail[Code.DEADLINE_EXCEEDED].count == 1
 
 
 def test_an_id_stands_in_the_log_only_when_it_can() -> None:
