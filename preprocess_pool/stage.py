@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
-from preprocess_pool.failures import describe, fault_of_input, refusal
+from preprocess_pool.failures import Traces, describe, fault_of_input, refusal
 from preprocess_pool.placing import Placing, check_results, check_tensors
 from shared.arena import AttachedArena
 from shared.clock import Clock, now_s
 from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, TooLarge
 from shared.messages import (
+    Failure,
     Finished,
     FinishJob,
     JobFailed,
@@ -48,10 +49,11 @@ def _as_on_the_wire(results: list[Result]) -> list[Result]:
 class _Opened:
     """A pipeline with what each of its jobs needs, built once."""
 
-    __slots__ = ("options", "pipeline", "placing")
+    __slots__ = ("options", "pipeline", "placing", "traces")
 
-    def __init__(self, pipeline: Pipeline[Any], arena: AttachedArena) -> None:
+    def __init__(self, pipeline: Pipeline[Any], arena: AttachedArena, traces: Traces) -> None:
         self.pipeline = pipeline
+        self.traces = traces
         self.options: msgspec.msgpack.Decoder[Options] = msgspec.msgpack.Decoder(pipeline.options_type)
         self.placing = Placing(pipeline.spec.inputs, arena)
 
@@ -64,15 +66,18 @@ class Stage:
         self._repository = repository
         self._clock = clock
         self._opened: dict[int, _Opened] = {}
+        self._traces = Traces("unknown", clock)
+        """Of what is no one model's."""
 
     def open(self, message: OpenPipeline) -> PipelineOpened | PipelineRefused:
         """Build a version's pipeline. A refusal carries the reason in one sentence."""
+        traces = Traces(message.name, self._clock)
         try:
             self._repository.refresh()  # the version may be newer than this process
             version = self._repository.open(message.name, message.version)
-            self._opened[message.model] = _Opened(load_pipeline(version, torch_allowed=False), self._arena)
+            self._opened[message.model] = _Opened(load_pipeline(version, torch_allowed=False), self._arena, traces)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
-            return PipelineRefused(message.model, refusal(error))
+            return PipelineRefused(message.model, refusal(error, traces))
         return PipelineOpened(message.model)
 
     def prepare(self, job: PrepareJob) -> Prepared | JobFailed:
@@ -83,11 +88,11 @@ class Stage:
             opened = self._of(job.model)
             out = opened.placing.buffers(job.slots)
             options = opened.options.decode(job.options)
-            prepared = self._preprocess(opened.pipeline, self._raw(job), options, out)
+            prepared = self._preprocess(opened, self._raw(job), options, out)
             tensors = opened.placing.place(prepared.tensors, out, job.slots)
             context = _encode(prepared.context) if prepared.context else _NO_CONTEXT
         except Exception as error:  # noqa: BLE001 - every job gets its answer
-            return JobFailed(job.job, describe(error, "prepare"))
+            return JobFailed(job.job, self._describe(error, "prepare", job))
         return Prepared(job.job, tensors, context, time.perf_counter() - started_s)
 
     def finish(self, job: FinishJob) -> Finished | JobFailed:
@@ -102,14 +107,18 @@ class Stage:
             check_results(results, arrays)
             results = _as_on_the_wire(results)
         except Exception as error:  # noqa: BLE001 - every job gets its answer
-            return JobFailed(job.job, describe(error, "finish"))
+            return JobFailed(job.job, self._describe(error, "finish", job))
         return Finished(job.job, results)
 
     def too_big(self, job: PrepareJob | FinishJob) -> JobFailed:
         """The answer instead of one that no message can carry."""
         stage = "prepare" if isinstance(job, PrepareJob) else "finish"
         error = TooLarge("the result is larger than one message between the server's processes can be")
-        return JobFailed(job.job, describe(error, stage))
+        return JobFailed(job.job, self._describe(error, stage, job))
+
+    def _describe(self, error: Exception, stage: str, job: PrepareJob | FinishJob) -> Failure:
+        opened = self._opened.get(job.model)
+        return describe(error, stage, opened.traces if opened is not None else self._traces)
 
     def _check_deadline(self, job: PrepareJob | FinishJob) -> None:
         if self._clock() >= job.deadline_s:
@@ -123,13 +132,13 @@ class Stage:
         return opened
 
     @staticmethod
-    def _preprocess(pipeline: Pipeline[Any], raw: RawInput, options: Options, out: list[Array]) -> PreparedInput:
+    def _preprocess(opened: _Opened, raw: RawInput, options: Options, out: list[Array]) -> PreparedInput:
         try:
-            return pipeline.preprocess(raw, options, out)
+            return opened.pipeline.preprocess(raw, options, out)
         except HeadraceError:
             raise
         except Exception as error:
-            foreseen = fault_of_input(error, raw.kind)
+            foreseen = fault_of_input(error, raw.kind, opened.traces)
             if foreseen is None:
                 raise
             raise foreseen from error
