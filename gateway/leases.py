@@ -2,8 +2,8 @@
 
 Per model at most `staged_batches + 1` batches' worth of rows hold slots: one running, the rest staged, one being
 prepared; with several workers `staged_batches` for each of them, and one being prepared. Everything else waits here,
-still encoded, first come first served. An item's slots are leased together, so that two half-served items can never
-wait for each other.
+still encoded, the earliest deadline first (ties in order of arrival). An item's slots are leased together, so that two
+half-served items can never wait for each other.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Leases:
         self._held_rows: dict[int, int] = {}
         self.nobody_comes: Callable[[], None] = lambda: None
         """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
-        # Per model, since a full window holds up nobody else: by priority, then first come first served.
+        # Per model, since a full window holds up nobody else: by priority, then the earliest deadline first.
         self._waiting: dict[int, Line[_Waiter]] = {}
         self._tickets = count()
 
@@ -109,7 +109,7 @@ class Leases:
                 raise TooLarge(
                     f"the input needs {needed} bytes of shared memory; arena.budget_bytes is {self._arena.nbytes}"
                 )
-            slots = await self._wait(model, rows, sizes, terms.priority)
+            slots = await self._wait(model, rows, sizes, terms)
         model.preparing_rows += rows
         return Lease(self, model, raw, terms, slots, kinds)
 
@@ -148,13 +148,13 @@ class Leases:
         self._held_rows[model.number] = held + rows
         return slots
 
-    async def _wait(self, model: ServedModel, rows: int, sizes: list[int], priority: int) -> list[Slot]:
+    async def _wait(self, model: ServedModel, rows: int, sizes: list[int], terms: Terms) -> list[Slot]:
         future: asyncio.Future[list[Slot]] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(model, rows, sizes, future)
         line = self._waiting.get(model.number)
         if line is None:
             line = self._waiting[model.number] = Line(_has_left)
-        line.push((priority, next(self._tickets)), waiter)
+        line.push((terms.priority, terms.deadline_s, next(self._tickets)), waiter)
         try:
             return await future
         except asyncio.CancelledError:

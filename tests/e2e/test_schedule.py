@@ -55,7 +55,7 @@ NO_PAUSE = "0"
 
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """`steady`: 20 ms and 10 ms a row, up to 8 rows. `twin`: 20 ms, up to 2 rows; its callers ask for 10 ms of decoding."""
+    """`steady`: 20 ms and 10 ms a row, up to 8 rows. `twin`: 20 ms, up to 2 rows; callers ask for 10 ms of decoding."""
     root = simulated_repository(tmp_path_factory.mktemp("paced") / "models", "steady", a_ms=20.0, b_ms=10.0)
     simulated_repository(root, "twin", a_ms=TWIN_MS, b_ms=0.0)
     for name, rows in (("steady", ROWS), ("twin", TWIN_ROWS)):

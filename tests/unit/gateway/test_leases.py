@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.leases import Lease, Leases
+from gateway.request import DEFAULT_PRIORITY
 from gateway.served import Terms
 from shared.arena import Arena
 from shared.clock import FOREVER_S
@@ -152,3 +153,20 @@ async def test_the_smaller_priority_number_is_served_first(arena: Arena) -> None
     held.__exit__(None, None, None)
     await asyncio.gather(*waiting)
     assert order == ["a", "b", "c"]
+
+
+async def test_the_earliest_deadline_is_served_first_and_ties_in_order_of_arrival(arena: Arena) -> None:
+    leases, model = leases_of(arena, batches_ahead=1), served(max_rows=1)
+    held = await leases.acquire(model, text(0))
+    order: list[str] = []
+
+    async def wait(name: str, deadline_s: float) -> None:
+        with await leases.acquire(model, text(0), Terms(deadline_s, DEFAULT_PRIORITY)):
+            order.append(name)
+
+    callers = (("patient", 9.0), ("first", 5.0), ("second", 5.0), ("urgent", 1.0))
+    waiting = [asyncio.ensure_future(wait(*caller)) for caller in callers]
+    await asyncio.sleep(0)
+    held.__exit__(None, None, None)
+    await asyncio.gather(*waiting)
+    assert order == ["urgent", "first", "second", "patient"]

@@ -61,6 +61,15 @@ def test_bursts_leave_goodput_at_the_peak_too(load: int) -> None:
     assert book.rows_for_nobody <= 0.02 * sum(ran.rows for ran in book.ran)
 
 
+def test_those_with_little_time_overtake_the_patient_wherever_they_wait_and_nobody_is_late() -> None:
+    random = repeatable(3)
+    calls = poisson(4, rate=1.3 * PEAK, seconds=1.5)
+    mixed = [call._replace(patience_s=random.choice([0.1, 0.25, 1.0])) for call in calls]
+    book = play(server, mixed)
+    assert book.late <= 0.002 * admitted(book)
+    assert book.goodput(0.2, 1.5) >= 0.98 * PEAK
+
+
 def test_an_overload_is_refused_at_once_with_its_cause() -> None:
     book = play(server, poisson(3, rate=4 * PEAK, seconds=0.5, patience_s=PATIENCE_S))
     assert {call.outcome for call in book.refused} == {"overloaded"}
