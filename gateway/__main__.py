@@ -22,6 +22,7 @@ from gateway.build import served_models
 from gateway.cost_model import CostModel
 from gateway.describe import Parts, export
 from gateway.dispatch import Dispatcher
+from gateway.event_loop import new_event_loop
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
 from gateway.inflight import InFlight
@@ -198,7 +199,7 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     if os.geteuid() == 0:
         logs.get_logger().warning("runs as root: a user of its own is enough, and safer")
     os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone
-    loop = asyncio.new_event_loop()
+    loop = new_event_loop()
     asyncio.set_event_loop(loop)
     with StopSignal() as stop:
         # The loop is never closed: that would cancel the refusals of the last moment, and the process ends next.
