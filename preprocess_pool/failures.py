@@ -17,7 +17,7 @@ class Traces:
         self._seldom: dict[str, Seldom] = {}
 
     def write(self, event: str, error: Exception) -> None:
-        """Log the exception with its trace, or count it for the next line's `left_out`. `event`: one of a few phrases."""
+        """Log the exception with its trace, or count it for the next line's `left_out`; few phrases are an `event`."""
         left_out = self._seldom.setdefault(event, Seldom()).due(self._clock())
         if left_out is not None:
             log.error(event, model=self._model, left_out=left_out, exc_info=error)
