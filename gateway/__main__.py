@@ -1,17 +1,21 @@
 """PROCESS: the gateway. The composition root: settings → objects → serve; the only place that constructs.
 
-python -m gateway [--config headrace.yaml] [--ready-fd N]
+python -m gateway [--config headrace.yaml] [--index I] [--ready-fd N]
+
+Of several gateways (`gateway.processes`) each is a process of its own number, with its own arena, pool and limits.
 """
 
-import argparse
 import asyncio
 import os
 import secrets
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+from prometheus_client.exposition import generate_latest
+
+from gateway import command_line
 from gateway.admission import Admission
-from gateway.api.http import RestParts, start_http
+from gateway.api.http import RestParts, RunningHttp, start_http
 from gateway.api.open_inference.infer import Infer
 from gateway.api.open_inference.repository import Repository
 from gateway.api.open_inference.service import OpenInference
@@ -19,10 +23,12 @@ from gateway.api.outcomes import Outcomes
 from gateway.api.server import RunningGrpc, start_grpc
 from gateway.batcher import Batcher
 from gateway.build import served_models
+from gateway.command_line import Told
 from gateway.cost_model import CostModel
 from gateway.describe import Parts, export
 from gateway.dispatch import Dispatcher
 from gateway.event_loop import new_event_loop
+from gateway.everywhere import Everywhere
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
 from gateway.inflight import InFlight
@@ -35,15 +41,15 @@ from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.row_caps import RowCaps
-from gateway.serve import Announcement, serve
+from gateway.serve import Announcement, serve, until_settled
 from gateway.work import Work
 from gateway.worker_client import WorkerClient
 from shared import logs, settings_loader
 from shared.arena import Arena
+from shared.board import Board
 from shared.child import (
     Announcer,
     StopSignal,
-    add_child_arguments,
     bind_to_parent,
     keep_freed_memory,
     raise_file_limit,
@@ -53,8 +59,9 @@ from shared.devices import worker_count
 from shared.errors import ExitCode
 from shared.handover import Welcomer
 from shared.messages import PROTOCOL_VERSION, FromWorker, ToWorker, Welcome
-from shared.runtime_dir import RuntimeDir
+from shared.runtime_dir import RuntimeDir, gateway_role
 from shared.settings import Settings
+from shared.shares import share_of
 from shared.transport import Router
 
 MESSAGE_BYTES, HEAP_BYTES = 32 << 20, 256 << 20
@@ -65,17 +72,27 @@ _until_the_end: list[RunningGrpc] = []
 """Keeps the server answering (with refusals) until the process exits; a collected server cancels its calls."""
 
 
+class Front(NamedTuple):
+    """What listens."""
+
+    grpc: RunningGrpc
+    http: RunningHttp
+
+
 class Gateway:
     """All parts of the process, wired. Who owns what, and who tells whom, is visible here and nowhere else."""
 
-    def __init__(self, settings: Settings, config: Path | None, runtime: RuntimeDir) -> None:
-        """Builds; starts nothing. Raises StartupError."""
+    def __init__(self, settings: Settings, config: Path | None, runtime: RuntimeDir, index: int) -> None:
+        """Builds; starts nothing. `settings`: this gateway's share. Raises StartupError."""
         models, broken = served_models(settings)
+        count = settings.gateway.processes
         self.settings = settings
+        self.name = gateway_role(index)
         self.generation = secrets.randbits(63)
-        private = runtime.private(self.generation)
+        private = runtime.private(self.generation, index)
         self.endpoint = f"ipc://{private}/worker.sock"
         self.arena = Arena.create(settings.arena.budget_bytes)
+        board = Board(self.arena.fd, self.arena.nbytes)
 
         self.metrics, self.outcomes, cost = Metrics(), Outcomes(), CostModel()
         self.admission, routing = Admission(settings.admission), Routing(models, broken)
@@ -86,7 +103,7 @@ class Gateway:
             generation=self.generation,
             high_water_mark=1024,  # far above the batches that a worker may hold, with their cancellations
         )
-        self.workers = WorkerClient(self.router, self._welcome)
+        self.workers = WorkerClient(self.router, self._welcome, board, shared=count > 1)
         work: InFlight[Work] = InFlight()
         jobs: InFlight[PoolJob] = InFlight()
         self.dispatch = Dispatcher(Batcher(cost.predict), cost, self.workers, work, settings.worker)
@@ -97,7 +114,9 @@ class Gateway:
         quarantine = Quarantine()
         door = Door(self.admission, self.forecast, quarantine)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
-        self.welcomer = Welcomer(runtime.gateway_socket(), self.arena.fd, self.workers.on_hello, self.workers.on_lost)
+        self.welcomer = Welcomer(
+            runtime.gateway_socket(index), self.arena.fd, self.workers.on_hello, self.workers.on_lost
+        )
 
         parts = Parts(
             admission=self.admission,
@@ -124,6 +143,10 @@ class Gateway:
         self.metrics.registry.register(self.outcomes)
         self.control = ModelControl(settings, routing, self.dispatch, self.pool, self.workers)
         self.control.connect(self.readiness)
+        self.everywhere = None
+        if count > 1:
+            self.everywhere = Everywhere(index, [runtime.peer_socket(each) for each in range(count)], self.control)
+            self.everywhere.connect(lambda: generate_latest(self.metrics.registry), self.readiness.debug)
         for model in models:
             self.control.serve(model)
         self.open_inference = OpenInference(
@@ -131,30 +154,45 @@ class Gateway:
             routing,
             self.metrics.statistics,
             self.readiness,
-            Repository(self.readiness, self.control, allowed=settings.gateway.repository_control),
+            Repository(self.readiness, self.everywhere or self.control, allowed=settings.gateway.repository_control),
         )
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
-        """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs."""
-        settings, loop = self.settings, asyncio.get_running_loop()
-        grpc = await start_grpc(settings, self.flow, self.readiness, self.outcomes, self.open_inference)
-        rest = RestParts(self.flow, self.open_inference, self.outcomes)
-        http = await start_http(settings, self.readiness, self.metrics.registry, rest)
-        announcement = Announcement(announcer, self.readiness, grpc.port, http.port, settings)
+        """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs.
+
+        Of several gateways' ports that is known already; there each listens when it is ready (see `LISTEN_LATEST_S`).
+        """
+        loop = asyncio.get_running_loop()
+        front = None if self.everywhere else await self._listen()
         self.router.start(loop, self.workers.on_message)
         await self.welcomer.start()
         self.processes.start()
         try:
+            if self.everywhere is not None:
+                await self.everywhere.start()
+                await until_settled(self.readiness, stop, self._tick)
+            if front is None:
+                front = await self._listen()
+            ports = (front.grpc.port, front.http.port)
+            announcement = Announcement(announcer, self.readiness, ports, self.settings, self.name)
             return await serve(stop, announcement, self._tick)
         finally:
             self.admission.close_doors()
             self.readiness.drain()
-            await grpc.drain(settings.gateway.drain_ms / 1000)
-            _until_the_end.append(grpc)
-            await http.stop()
+            if front is not None:
+                await front.grpc.drain(self.settings.gateway.drain_ms / 1000)
+                _until_the_end.append(front.grpc)
+                await front.http.stop()
+            if self.everywhere is not None:
+                self.everywhere.close()
             await self.welcomer.close()
             self.workers.close()
             await self.processes.stop(limit_s=1.0)  # idle by now: the calls that used them have ended
+
+    async def _listen(self) -> Front:
+        grpc = await start_grpc(self.settings, self.flow, self.readiness, self.outcomes, self.open_inference)
+        rest = RestParts(self.flow, self.open_inference, self.outcomes, self.everywhere)
+        return Front(grpc, await start_http(self.settings, self.readiness, self.metrics.registry, rest))
 
     def _tick(self) -> None:
         self.processes.tick()
@@ -166,32 +204,34 @@ class Gateway:
         return Welcome(PROTOCOL_VERSION, self.generation, self.endpoint, identity, self.arena.nbytes)
 
 
-async def run(settings: Settings, config: Path | None, announcer: Announcer, stop: StopSignal) -> ExitCode:
+async def run(settings: Settings, told: Told, announcer: Announcer, stop: StopSignal) -> ExitCode:
     """One life of the gateway, inside its role's lock."""
     runtime = RuntimeDir.open(settings.runtime_dir)
+    held = None
     try:
-        runtime.lock("gateway")
-        runtime.sweep()
-        return await Gateway(settings, config, runtime).run(announcer, stop)
+        runtime.lock(gateway_role(told.number))
+        runtime.sweep(told.number)
+        if settings.gateway.processes > 1 and not told.ports:
+            held = command_line.hold_ports(settings, told.number, runtime)
+        return await Gateway(share_of(settings, told.number), told.config, runtime, told.number).run(announcer, stop)
     finally:
+        if held is not None:
+            held.close()
         runtime.close()
 
 
 def main() -> NoReturn:
     """Parse the command line, run, and end the process with its exit code."""
-    parser = argparse.ArgumentParser("python -m gateway", description="The Headrace gateway process.")
-    parser.add_argument("--config", type=Path, default=None, help="settings file (default: headrace.yaml, if present)")
-    add_child_arguments(parser)
-    arguments = parser.parse_args()
-    announcer = Announcer(arguments.ready_fd)
-    run_main("gateway", lambda: _start(arguments.config, arguments.parent_pid, announcer), announcer)
+    told, ready_fd = command_line.parse()
+    announcer = Announcer(ready_fd)
+    run_main(gateway_role(told.number), lambda: _start(told, announcer), announcer)
 
 
-def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) -> int:
-    bind_to_parent(parent_pid)
+def _start(told: Told, announcer: Announcer) -> int:
+    bind_to_parent(told.parent_pid)
     keep_freed_memory(MESSAGE_BYTES, HEAP_BYTES)
-    settings = settings_loader.load(config).settings
-    logs.configure("gateway", settings.log)
+    settings = command_line.with_ports(settings_loader.load(told.config).settings, told)
+    logs.configure(gateway_role(told.number), settings.log)
     if (files := raise_file_limit()) < 4096:  # each connection is one
         logs.get_logger().warning(
             "few files may be open: raise the hard limit (ulimit -n) to 4096 or more", limit=files
@@ -203,7 +243,7 @@ def _start(config: Path | None, parent_pid: int | None, announcer: Announcer) ->
     asyncio.set_event_loop(loop)
     with StopSignal() as stop:
         # The loop is never closed: that would cancel the refusals of the last moment, and the process ends next.
-        return loop.run_until_complete(run(settings, config, announcer, stop))
+        return loop.run_until_complete(run(settings, told, announcer, stop))
 
 
 if __name__ == "__main__":

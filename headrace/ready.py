@@ -1,17 +1,51 @@
 """The two lines that `headrace serve` prints when every model is proven: what is served where, what to type next."""
 
+import contextlib
 import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headrace.zoo import cache_of
 from shared.errors import HeadraceError, StartupError
+from shared.logs import get_logger
 from shared.repository import Repository
 from shared.settings import GatewaySettings, Settings
 
 _DEFAULT_ADDRESS = GatewaySettings().grpc_address
+
+log = get_logger()
+
+
+class ReadyWord:
+    """Prints the lines once, when every gateway is ready at the same moment; all else goes to the log.
+
+    Called by the supervisor each time that a process announces that it is ready.
+    """
+
+    def __init__(self, gateways: Iterable[str], settings: Settings) -> None:
+        """`gateways`: the names of those that have to be ready."""
+        self._gateways = frozenset(gateways)
+        self._settings = settings
+        self._said = False
+        self.serving: Callable[[], set[str]] = set
+        """Names of the processes that are ready now; the supervisor's."""
+
+    def __call__(self, name: str, detail: str, first: bool) -> None:  # noqa: FBT001 - called by position, once
+        """See the class."""
+        if name not in self._gateways:
+            log.info("ready", child=name, detail=detail)
+        elif not first:
+            log.warning("ready again", child=name, detail=detail)
+        elif not self._said and len(self._gateways) > 1:
+            log.info("ready", child=name)
+        if not self._said and self._gateways <= self.serving():
+            self._said = True
+            with contextlib.suppress(OSError):  # nobody reads our output; the log has it, too
+                sys.stdout.write(ready_text(detail, self._settings) + "\n")
+                sys.stdout.flush()
 
 
 def ready_text(detail: str, settings: Settings) -> str:

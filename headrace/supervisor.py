@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.ready import ready_text
+from headrace.ready import ReadyWord
 from shared import logs, settings_loader
 from shared.child import StopSignal
 from shared.clock import Clock, now_s
 from shared.devices import worker_count
 from shared.errors import ExitCode, StartupError
+from shared.held_ports import HeldPorts
 from shared.logs import get_logger
 from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
-from shared.runtime_dir import RuntimeDir
+from shared.runtime_dir import RuntimeDir, gateway_role
 from shared.settings import Settings, SupervisorSettings
 from shared.supervision import Backoff, Child
 
@@ -28,6 +29,11 @@ _FINAL_AT_START = {ExitCode.BAD_SETTINGS, ExitCode.IN_USE, ExitCode.MODEL_LOAD}
 """During a process's first start these would only repeat, so they end everything; later they count as failures."""
 _KILL_LIMIT_S = 1.0
 """How long the kernel may take to end killed processes before we leave without having seen it."""
+
+_GATEWAYS, _WORKERS = 0, 1
+"""Stop orders."""
+_OPTIONS = {"gateway.grpc_address": "--grpc-address", "gateway.http_address": "--http-address"}
+"""How a gateway is told the real addresses of ports that are held for it."""
 
 log = get_logger()
 
@@ -99,6 +105,10 @@ class Supervisor:
                     kept.child.close()
 
     # ------------------------------------------------------------------ running
+
+    def serving(self) -> set[str]:
+        """Names of the commands whose present process is ready."""
+        return {kept.command.name for kept in self._kept if kept.serves}
 
     def _start(self, kept: _Kept) -> None:
         kept.restart = None
@@ -215,52 +225,63 @@ def run(config: Path | None) -> int:
     runtime = RuntimeDir.open(settings.runtime_dir)
     runtime.lock("supervisor")
 
-    def on_ready(name: str, detail: str, first: bool) -> None:  # noqa: FBT001 - called by position, once
-        if name != "gateway":
-            log.info("ready", child=name, detail=detail)
-        elif first:
-            with contextlib.suppress(OSError):  # nobody reads our output; the log has it, too
-                sys.stdout.write(ready_text(detail, settings) + "\n")
-                sys.stdout.flush()
-        else:
-            log.warning("ready again", child=name, detail=detail)
-
     with StopSignal() as stop:
+        ports = None
         try:
-            return int(asyncio.run(_supervise(_commands(config, settings), settings.supervisor, stop, on_ready)))
+            ports = _shared_ports(settings)
+            runtime.sweep_all()
+            commands = _commands(config, settings, ports)
+            return int(asyncio.run(_supervise(commands, settings, stop)))
+        except StartupError:
+            raise
         except Exception:
             log.exception("unexpected failure")
             return int(ExitCode.INTERNAL)
         finally:
+            if ports is not None:
+                ports.close()
             _tidy(runtime)
 
 
-async def _supervise(
-    commands: Sequence[Command],
-    settings: SupervisorSettings,
-    stop: StopSignal,
-    on_ready: Callable[[str, str, bool], None],
-) -> ExitCode:
-    return await Supervisor(commands, settings, stop, on_ready).run()
+async def _supervise(commands: Sequence[Command], settings: Settings, stop: StopSignal) -> ExitCode:
+    word = ReadyWord([command.name for command in commands if command.stop_order == _GATEWAYS], settings)
+    supervisor = Supervisor(commands, settings.supervisor, stop, word)
+    word.serving = supervisor.serving
+    return await supervisor.run()
 
 
-def _commands(config: Path | None, settings: Settings) -> list[Command]:
+def _shared_ports(settings: Settings) -> HeldPorts | None:
+    """Several gateways would let another server in beside them: the ports are taken for all. Raises StartupError."""
+    gateway = settings.gateway
+    if gateway.processes == 1:
+        return None
+    return HeldPorts.hold(dict(zip(_OPTIONS, (gateway.grpc_address, gateway.http_address), strict=True)))
+
+
+def _commands(config: Path | None, settings: Settings, ports: HeldPorts | None = None) -> list[Command]:
     common = [] if config is None else ["--config", str(config)]
-    # The gateway stops first: it drains what was admitted, and needs its workers for that.
+    held = [] if ports is None else [word for each in ports.addresses.items() for word in (_OPTIONS[each[0]], each[1])]
+    # The gateways stop first: they drain what was admitted, and need their workers for that.
     return [
-        Command("gateway", [sys.executable, "-m", "gateway", *common], 0),
         *(
-            Command(f"worker-{index}", [sys.executable, "-m", "workers", "--index", str(index), *common], 1)
+            Command(gateway_role(index), [*_module("gateway", index), *held, *common], _GATEWAYS)
+            for index in range(settings.gateway.processes)
+        ),
+        *(
+            Command(f"worker-{index}", [*_module("workers", index), *common], _WORKERS)
             for index in range(worker_count(settings.worker))
         ),
     ]
 
 
+def _module(name: str, index: int) -> list[str]:
+    return [sys.executable, "-m", name, "--index", str(index)]
+
+
 def _tidy(runtime: RuntimeDir) -> None:
     """Leave nothing behind, also after a gateway that was killed; one started by hand still owns its things."""
     with contextlib.suppress(StartupError):
-        runtime.lock("gateway")
-        runtime.sweep()
+        runtime.sweep_all()
     runtime.close()
 
 

@@ -6,7 +6,7 @@ Same event loop as gRPC.
 import asyncio
 import errno
 import socket
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import h11
 import uvicorn
@@ -41,6 +41,16 @@ DOCS = (classify.DOC, *rest_docs.DOCS)
 """Every endpoint for inference."""
 
 
+class AllGateways(Protocol):
+    """What the gateways of one server show together, whichever was asked."""
+
+    async def metrics(self) -> bytes:
+        """As `/metrics`."""
+
+    async def debug(self) -> dict[str, Any]:
+        """As `/debug`."""
+
+
 class RestParts(NamedTuple):
     """What stands behind the endpoints for inference."""
 
@@ -49,6 +59,8 @@ class RestParts(NamedTuple):
     """The same as behind the gRPC form."""
     outcomes: Outcomes
     """Every answered request is counted here; the server's stop waits for those in flight."""
+    gateways: AllGateways | None = None
+    """Where there are several."""
 
 
 def build_app(
@@ -56,6 +68,7 @@ def build_app(
 ) -> FastAPI:
     """The routes; without `parts` only those that tell how the server is."""
     # FastAPI's own documentation pages would load scripts from elsewhere: /docs is a page of ours.
+    gateways = None if parts is None else parts.gateways
     app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None, telemetry=_NO_TELEMETRY)
     if parts is not None:
         edge = HttpEdge(settings, parts.outcomes)
@@ -86,12 +99,13 @@ def build_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(registry) if gateways is None else await gateways.metrics()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/debug")
     async def debug() -> Response:
         """Queues, stages, processes, memory."""
-        return JSONResponse(state.debug())
+        return JSONResponse(state.debug() if gateways is None else await gateways.debug())
 
     return app
 
@@ -160,7 +174,7 @@ async def start_http(
 ) -> RunningHttp:
     """Bind `gateway.http_address` and serve. Raises StartupError: IN_USE, or BAD_SETTINGS for an unusable address."""
     host, port = split(settings.gateway.http_address, "gateway.http_address")
-    listener = _listen(host, port)
+    listener = _listen(host, port, shared=settings.gateway.processes > 1)
     config = uvicorn.Config(
         build_app(settings, state, registry, parts),
         http=_Connection,
@@ -191,13 +205,17 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
         await asyncio.wait(list(server.server_state.tasks), timeout=_LAST_WORDS_S)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; bound here so that a used port is our error, with our exit code."""
+def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A listening TCP socket; bound here so that a used port is our error, with our exit code.
+
+    `shared`: with the other gateways of this server, which is all that `shared.held_ports` lets in.
+    """
     family: Any = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only where the protocol is named; with it every answer waits 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -60,7 +60,7 @@ class Stop:
 
 
 def announcement(state: State, told: Told) -> Announcement:
-    return Announcement(told, state, 8001, 8000, Settings())
+    return Announcement(told, state, (8001, 8000), Settings(), "gateway")
 
 
 async def test_ready_is_announced_once_and_names_what_failed() -> None:

@@ -1,0 +1,184 @@
+"""What concerns all gateways of one server, whichever of them was asked: metrics, `/debug`, loading and unloading."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.expositions import merged
+from gateway.model_control import LOAD_LIMIT_S, ModelControl
+from gateway.peers import Ask, Changes, Control, PeerGone, PeerServer, Show, Verb, ask
+from gateway.state import ModelState
+from shared.errors import HeadraceError, NotReady, UnknownModel
+from shared.logs import get_logger
+
+SHOW_LIMIT_S = 1.0
+"""A scrape must not wait for a gateway that hangs; one that works answers within some milliseconds."""
+CONTROL_LIMIT_S = 2 * LOAD_LIMIT_S + 10
+"""A load here, and then at the others, side by side."""
+ADOPT_LIMIT_S = 2.0
+"""How long a new gateway waits to hear what has been loaded and unloaded before it came."""
+
+log = get_logger()
+
+
+class Everywhere:
+    """One gateway's view of all of them. Event loop only.
+
+    Loads and unloads go through the gateway with the lowest number that lives, one after another for each model, so
+    that all end with the same: it applies them to itself first, then tells the others. Who starts later asks for them.
+    """
+
+    def __init__(self, index: int, sockets: list[Path], control: ModelControl) -> None:
+        """`sockets`: where each gateway is asked, this one's at `index`."""
+        self._index = index
+        self._sockets = sockets
+        self._control = control
+        self._server = PeerServer(sockets[index], self._answer)
+        self._changes: dict[str, bool] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._adopting: list[asyncio.Task[None]] = []
+        self._own_metrics: Callable[[], bytes]
+        self._own_debug: Callable[[], dict[str, Any]]
+
+    def connect(self, own_metrics: Callable[[], bytes], own_debug: Callable[[], dict[str, Any]]) -> None:
+        """What this gateway by itself has to show."""
+        self._own_metrics = own_metrics
+        self._own_debug = own_debug
+
+    async def start(self) -> None:
+        """Answer the others, and catch up with what was loaded and unloaded by request."""
+        await self._server.start()
+        for index in self._others():
+            try:
+                body = await ask(self._sockets[index], Changes(), ADOPT_LIMIT_S)
+            except (PeerGone, HeadraceError):
+                continue
+            await self._adopt(msgspec.msgpack.decode(body, type=dict[str, bool]))
+            return
+
+    def close(self) -> None:
+        """Answer nobody any more. Idempotent."""
+        self._server.close()
+
+    # ------------------------------------------------------------ shown
+
+    async def metrics(self) -> bytes:
+        """All gateways' metrics as one page."""
+        texts = {str(self._index): self._own_metrics().decode()}
+        for index, body in (await self._shown(Show("metrics"))).items():
+            texts[str(index)] = body
+        return merged(dict(sorted(texts.items(), key=lambda each: int(each[0])))).encode()
+
+    async def debug(self) -> dict[str, Any]:
+        """All gateways' `/debug`; ready when each one is."""
+        shown = {self._index: self._own_debug()}
+        for index, body in (await self._shown(Show("debug"))).items():
+            shown[index] = {"ready": False, "reason": "it does not answer"} if body is None else json.loads(body)
+        not_ready = [f"gateway {index}: {each['reason']}" for index, each in sorted(shown.items()) if not each["ready"]]
+        return {
+            "ready": not not_ready,
+            "reason": "; ".join(not_ready) or None,
+            "gateways": {str(index): shown[index] for index in sorted(shown)},
+        }
+
+    async def _shown(self, question: Show) -> dict[int, Any]:
+        async def one(index: int) -> str | None:
+            try:
+                return (await ask(self._sockets[index], question, SHOW_LIMIT_S)).decode()
+            except (PeerGone, HeadraceError):
+                return None
+
+        others = self._others()
+        return dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
+
+    # ------------------------------------------------------------ loading and unloading
+
+    def index(self) -> list[ModelState]:
+        """As `ModelControl.index`, of this gateway."""
+        return self._control.index()
+
+    async def load(self, name: str) -> None:
+        """As `ModelControl.load`, at all gateways."""
+        await self._ordered("load", name)
+
+    async def unload(self, name: str) -> None:
+        """As `ModelControl.unload`, at all gateways."""
+        await self._ordered("unload", name)
+
+    async def _ordered(self, verb: Verb, name: str) -> None:
+        for index in range(self._index):
+            try:
+                await ask(self._sockets[index], Control(verb, name, everywhere=True), CONTROL_LIMIT_S)
+            except PeerGone:
+                continue
+            return
+        await self._at_all(verb, name)
+
+    async def _at_all(self, verb: Verb, name: str) -> None:
+        failure: HeadraceError | None = None
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            try:
+                await self._here(verb, name)
+            except UnknownModel:
+                if name not in self._changes:
+                    del self._locks[name]  # names that nobody has must not pile up
+                raise
+            except NotReady as error:  # it is served, and says why it can't be: at the others, too
+                failure = error
+            asked = Control(verb, name, everywhere=False)
+            told = [ask(self._sockets[index], asked, CONTROL_LIMIT_S) for index in self._others()]
+            for outcome in await asyncio.gather(*told, return_exceptions=True):
+                if isinstance(outcome, HeadraceError):
+                    failure = failure or outcome
+                elif isinstance(outcome, BaseException) and not isinstance(outcome, PeerGone):
+                    raise outcome
+        if failure is not None:
+            raise failure
+
+    async def _here(self, verb: Verb, name: str) -> None:
+        loads = verb == "load"
+        before = self._changes.get(name)
+        self._changes[name] = loads  # first: who starts meanwhile is to hear of it
+        try:
+            await (self._control.load(name) if loads else self._control.unload(name))
+        except UnknownModel:
+            if before is None:
+                del self._changes[name]
+            raise
+
+    async def _adopt(self, changes: dict[str, bool]) -> None:
+        """As the others have been told before this gateway came."""
+
+        async def one(verb: Verb, name: str) -> None:
+            try:
+                await self._here(verb, name)
+            except HeadraceError as error:
+                log.info("not as at the other gateways", model=name, reason=error.text)
+
+        new = {name: loads for name, loads in changes.items() if name not in self._changes}
+        self._adopting = [asyncio.create_task(one("load" if loads else "unload", name)) for name, loads in new.items()]
+        if self._adopting:
+            await asyncio.wait(self._adopting, timeout=ADOPT_LIMIT_S)  # what takes longer goes on
+
+    # ------------------------------------------------------------ asked by others
+
+    async def _answer(self, asked: Ask) -> bytes:
+        match asked:
+            case Show(what="metrics"):
+                return self._own_metrics()
+            case Show():
+                return json.dumps(self._own_debug()).encode()
+            case Changes():
+                return msgspec.msgpack.encode(self._changes)
+            case Control(verb=verb, model=name, everywhere=True):
+                await self._at_all(verb, name)
+            case Control(verb=verb, model=name):
+                await self._here(verb, name)
+        return b""
+
+    def _others(self) -> list[int]:
+        return [index for index in range(len(self._sockets)) if index != self._index]

@@ -1,0 +1,135 @@
+"""How the gateways of one server talk with each other: one question and one answer per connection, over Unix sockets.
+
+The sockets lie in the private runtime folder. Questions are rare (a scrape, a model loaded by request), so nothing is
+kept open, and a gateway that has just died or hangs costs the one who asks no more than its limit.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.errors import HeadraceError, InternalFault, rebuild
+from shared.logs import get_logger
+from shared.messages import Failure
+
+_LENGTH = 4
+_MAX_BYTES = 64 * 1024 * 1024
+"""Far above the longest exposition."""
+_HEAR_LIMIT_S = 5.0
+"""A question is said right after the connection was made."""
+
+Verb: TypeAlias = Literal["load", "unload"]
+
+log = get_logger()
+
+
+class PeerGone(Exception):
+    """It is not there, or does not answer in time."""
+
+
+class Show(msgspec.Struct, tag="show"):
+    """Your own metrics or `/debug`. Answered with text, or JSON."""
+
+    what: Literal["metrics", "debug"]
+
+
+class Control(msgspec.Struct, tag="control"):
+    """Load or unload a model."""
+
+    verb: Verb
+    model: str
+    everywhere: bool
+    """Also at all others, in order with whatever else is asked of you; else only at yours."""
+
+
+class Changes(msgspec.Struct, tag="changes"):
+    """What has been loaded and unloaded by request so far? Answered with a map: model → whether it is loaded."""
+
+
+Ask: TypeAlias = Show | Control | Changes
+
+
+class Answer(msgspec.Struct):
+    """The answer to any of them."""
+
+    body: bytes = b""
+    failure: Failure | None = None
+
+
+class PeerServer:
+    """Answers the other gateways. Event loop only."""
+
+    def __init__(self, path: Path, answer: Callable[[Ask], Awaitable[bytes]]) -> None:
+        """`answer` gives the body, or raises HeadraceError."""
+        self._path = path
+        self._answer = answer
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. The caller holds the gateway's lock, so a socket file found here is dead."""
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, os.fspath(self._path))
+
+    def close(self) -> None:
+        """Answer nobody any more. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_HEAR_LIMIT_S):
+                asked = msgspec.msgpack.decode(await _read(reader), type=Ask)
+            await _write(writer, await self._answered(asked))
+        except (OSError, EOFError, TimeoutError, msgspec.MsgspecError) as error:
+            log.warning("a gateway's question was lost", reason=str(error))
+        finally:
+            writer.close()
+
+    async def _answered(self, asked: Ask) -> Answer:
+        try:
+            return Answer(await self._answer(asked))
+        except HeadraceError as error:
+            return Answer(failure=Failure(error.code, error.text))
+        except Exception:
+            log.exception("a gateway's question could not be answered")
+            return Answer(failure=Failure(InternalFault.code, InternalFault.TEXT))
+
+
+async def ask(path: Path, question: Ask, limit_s: float) -> bytes:
+    """The answer of the gateway at `path`. Raises PeerGone after at most `limit_s` seconds, or its HeadraceError."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            reader, writer = await asyncio.open_unix_connection(os.fspath(path))
+            await _write(writer, question)
+            answer = msgspec.msgpack.decode(await _read(reader), type=Answer)
+    except (OSError, EOFError, TimeoutError, msgspec.MsgspecError) as error:
+        raise PeerGone(f"{path.stem} does not answer: {str(error) or type(error).__name__}") from None
+    finally:
+        if writer is not None:
+            writer.close()
+    if answer.failure is not None:
+        raise rebuild(answer.failure.code, answer.failure.text)
+    return answer.body
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """One frame. Raises EOFError, OSError."""
+    size = int.from_bytes(await reader.readexactly(_LENGTH), "little")
+    if size > _MAX_BYTES:
+        raise OSError(f"a frame of {size} bytes")
+    return await reader.readexactly(size)
+
+
+async def _write(writer: asyncio.StreamWriter, message: Ask | Answer) -> None:
+    body = msgspec.msgpack.encode(message)
+    writer.write(len(body).to_bytes(_LENGTH, "little") + body)
+    with contextlib.suppress(ConnectionError):
+        await writer.drain()
