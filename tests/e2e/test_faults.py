@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace import Client
-from tests.support.ledger import Load
+from tests.support.ledger import Load, at_rest
 from tests.support.stack import Site, eventually, serving
 
 BACK_S = 10.0
@@ -21,16 +21,6 @@ def check(load: Load, *allowed: str) -> None:
     assert load.overdue == []
     assert set(load.outcomes) <= {"ok", *allowed}, load.outcomes
     assert load.outcomes["ok"] > 0
-
-
-def at_rest(site: Site) -> bool:
-    """Everything that a request may hold has come back."""
-    debug = site.debug()
-    return (
-        debug["in_flight"] == {"requests": 0, "rows": 0, "bytes": 0}
-        and not any(debug["queues"].values())
-        and debug["arena"]["leased"] == debug["arena"]["quarantined"] == 0
-    )
 
 
 def kill_worker(site: Site) -> None:

@@ -7,11 +7,22 @@ from types import TracebackType
 from typing import Self
 
 from headrace import AsyncClient, InferenceError
+from tests.support.stack import Site
 
 CALL_LIMIT_S = 10.0
 """Each call's own deadline."""
 GRACE_S = 0.25
 """A call must end within its deadline and this (RELIABILITY promise 1)."""
+
+
+def at_rest(site: Site) -> bool:
+    """Everything that a request may hold has come back."""
+    debug = site.debug()
+    return (
+        debug["in_flight"] == {"requests": 0, "rows": 0, "bytes": 0}
+        and not any(debug["queues"].values())
+        and debug["arena"]["leased"] == debug["arena"]["quarantined"] == 0
+    )
 
 
 class Load:
