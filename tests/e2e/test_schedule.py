@@ -5,64 +5,32 @@ The device is simulated and the pipeline's work is a pause, so the two cores of 
 
 import itertools
 import json
+import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
-from headrace import Client
-from headrace.client_results import Text
+from headrace import Client, InferenceError
+from headrace.client_results import Tensor, Tensors, Text
 from tests.support.memory import proportional_bytes
 from tests.support.open_loop import keep_sending, send
+from tests.support.paced import STEADY_MS, STEADY_ROWS, STEADY_WAIT_MS, TWIN_MS, TWIN_ROWS, TWIN_WAIT_MS, paced_site
 from tests.support.simulation import bursts, poisson
-from tests.support.stack import Site, eventually, serving, simulated_repository
+from tests.support.stack import Site, eventually, serving
 
-PIPELINE = """
-import time
-import numpy as np
-from shared.pipeline import Options, Pipeline, PipelineSpec, Prepared, RawInput
-from shared.results import Text
-from shared.tensors import TensorSpec
-
-class Pause(Pipeline):
-    postprocess_is_trivial = True
-
-    @property
-    def spec(self):
-        tensor = TensorSpec(name="x", datatype="UINT8", shape=(4,))
-        return PipelineSpec(kind="text", inputs=(tensor,), outputs=(tensor,))
-
-    def preprocess(self, item, options, out):
-        time.sleep(int(bytes(item.data)) / 1000)
-        return Prepared(tensors=[np.zeros((1, 4), np.uint8)])
-
-    def postprocess(self, outputs, context, options):
-        return [Text("done") for _ in outputs[0]]
-
-    def example(self):
-        return RawInput(kind="text", data=b"0")
-"""
-ROWS = 8
-STEADY_MS = 20.0 + ROWS * 10.0
-PEAK = ROWS / STEADY_MS * 1e3
-WAIT_MS = 5.0
-SPARE_MS = 40.0
+PEAK = STEADY_ROWS / STEADY_MS * 1e3
+SPARE_MS = 70.0
 """For a busy machine with two cores."""
 PATIENCE_S = 0.6
-TWIN_ROWS, TWIN_MS = 2, 20.0
 NO_PAUSE = "0"
 
 
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """`steady`: 20 ms and 10 ms a row, up to 8 rows. `twin`: 20 ms, up to 2 rows; callers ask for 10 ms of decoding."""
-    root = simulated_repository(tmp_path_factory.mktemp("paced") / "models", "steady", a_ms=20.0, b_ms=10.0)
-    simulated_repository(root, "twin", a_ms=TWIN_MS, b_ms=0.0)
-    for name, rows in (("steady", ROWS), ("twin", TWIN_ROWS)):
-        (root / name / "pause.py").write_text(PIPELINE)
-        batching = json.dumps({"max_rows": rows, "max_wait_ms": WAIT_MS})
-        (root / name / "model.yaml").write_text(f"pipeline: pause:Pause\nbackend: simulated\nbatching: {batching}\n")
-    site = Site(tmp_path_factory.mktemp("paced-site"), root, pool={"processes": 1})
+    site = paced_site(tmp_path_factory.mktemp("paced"))
     with serving(site):
         yield site
 
@@ -81,7 +49,7 @@ def test_at_60_percent_load_the_queue_time_stays_below_one_batch_and_the_wait(pa
     )
     sent = send(paced.grpc, "steady", NO_PAUSE, [arrival.at_s for arrival in load], timeout_s=5.0)
     assert set(sent.outcomes) == {"ok"}
-    assert sent.queued_ms(0.98) <= STEADY_MS + WAIT_MS + SPARE_MS
+    assert sent.queued_ms(0.98) <= STEADY_MS + STEADY_WAIT_MS + SPARE_MS
 
 
 def busy_ms(site: Site, model: str) -> float:
@@ -91,13 +59,13 @@ def busy_ms(site: Site, model: str) -> float:
 
 
 def test_decoding_and_device_overlap(paced: Site) -> None:
-    """20 ms to decode a batch's worth, 20 ms on the device, always more callers than both can hold.
+    """20 ms to decode a batch's worth (in two processes), 20 ms on the device, always more callers than both can hold.
 
     Idle share: the part of the time in which the worker computed nothing, by its own reports.
     """
-    keep_sending(paced.grpc, "twin", "10", callers=4, seconds=0.2)  # costs are learned, and the clients are warm
+    keep_sending(paced.grpc, "twin", "20", callers=4, seconds=0.2)  # costs are learned, and the clients are warm
     before_ms, start_s = busy_ms(paced, "twin"), time.monotonic()
-    answered = keep_sending(paced.grpc, "twin", "10", callers=16, seconds=2.0)
+    answered = keep_sending(paced.grpc, "twin", "20", callers=16, seconds=2.0)
     took_s = time.monotonic() - start_s
     idle_share = 1 - (busy_ms(paced, "twin") - before_ms) / (took_s * 1e3)
     in_turn = TWIN_ROWS / (2 * TWIN_MS) * 1e3
@@ -131,3 +99,78 @@ def test_overload_is_refused_and_answered_at_the_peak_and_over_within_half_a_sec
     )
     growth = [after - before for before, after in itertools.pairwise(memory)]
     assert max(growth) <= 4 * 1024 * 1024, memory
+
+
+# ------------------------------------------------------------------ one rule each
+
+
+def test_one_caller_at_a_time_does_not_wait_for_company(paced: Site) -> None:
+    with Client(paced.grpc, max_attempts=1) as client:
+        waits = sorted(client.predict([Text(NO_PAUSE)], model="twin").server_timing.batch_ms for _ in range(9))
+    assert waits[4] <= TWIN_WAIT_MS / 20
+
+
+def test_a_wait_for_company_ends_where_the_deadline_needs_it_to(paced: Site) -> None:
+    """Company is announced for a second and would be waited for; the caller has less time than that."""
+    with Client(paced.grpc, max_attempts=1) as client, ThreadPoolExecutor() as threads:
+        company = threads.submit(client.predict, [Text("1500")], model="twin", timeout_s=10.0)
+        eventually("company to be in the pool", lambda: preparing(paced, "twin") == 1, 5.0)
+        answer = client.predict([Text(NO_PAUSE)], model="twin", timeout_s=0.8)
+        assert 200.0 <= answer.server_timing.batch_ms <= 800.0
+        assert answer.server_timing.batch_rows == 1
+        assert company.result(10.0).results
+
+
+def test_those_with_little_time_overtake_those_who_came_before_them(paced: Site) -> None:
+    """Six rows of `twin` are ahead with slots of their own, then the earliest deadline is next."""
+    ended: list[str] = []
+
+    def call(name: str, timeout_s: float) -> None:
+        client.predict([Text(NO_PAUSE)], model="twin", timeout_s=timeout_s)
+        ended.append(name)
+
+    with Client(paced.grpc, max_attempts=1) as client, ThreadPoolExecutor(32) as threads:
+        blocked = [threads.submit(call, "ahead", 9.0) for _ in range(24)]
+        eventually("a line for slots", lambda: paced.debug()["queues"]["waiting_for_slot"] >= 8, 5.0)
+        urgent = [threads.submit(call, "urgent", 3.0) for _ in range(2)]
+        for one in (*blocked, *urgent):
+            one.result(10.0)
+    assert ended.count("urgent") == 2
+    assert ended[-4:] == ["ahead"] * 4
+
+
+def test_too_little_time_from_the_start_and_too_much_work_ahead_are_told_apart(paced: Site) -> None:
+    with Client(paced.grpc, max_attempts=1) as client, ThreadPoolExecutor(64) as threads:
+        crowd = [threads.submit(client.predict, [Text(NO_PAUSE)], model="steady", timeout_s=9.0) for _ in range(64)]
+        eventually("a backlog", lambda: paced.debug()["in_flight"]["rows"] >= 32, 5.0)
+        with pytest.raises(InferenceError) as hopeless:
+            client.predict([Text(NO_PAUSE)], model="steady", timeout_s=0.02)
+        with pytest.raises(InferenceError) as crowded:
+            client.predict([Text(NO_PAUSE)], model="steady", timeout_s=0.15)
+        for one in crowd:
+            one.result(10.0)
+    assert hopeless.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert crowded.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert crowded.value.reason == "overloaded"
+    assert crowded.value.retry_after_ms
+
+
+def test_one_that_makes_its_batch_raise_fails_alone(paced: Site) -> None:
+    def ask(value: float) -> tuple[float, int | grpc.StatusCode]:
+        """Rows of its batch, or how it failed."""
+        tensors = Tensors((Tensor("x", "FP32", (1, 1), struct.pack("<f", value)),))
+        try:
+            return value, client.predict([tensors], model="brittle", timeout_s=10.0).server_timing.batch_rows
+        except InferenceError as error:
+            return value, error.code
+
+    with Client(paced.grpc, max_attempts=1) as client, ThreadPoolExecutor(16) as threads:
+        ended = dict(threads.map(ask, [float(number) for number in range(16)]))
+    assert ended.pop(13.0) is grpc.StatusCode.INTERNAL
+    rows = [one for one in ended.values() if isinstance(one, int)]
+    assert len(rows) == 15
+    assert max(rows) > 4  # most of them ran together
+
+
+def preparing(site: Site, model: str) -> int:
+    return next(int(one["preparing_rows"]) for one in site.debug()["models"] if one["name"] == model)
