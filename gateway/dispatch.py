@@ -49,6 +49,7 @@ class Dispatcher:
         self._next_item = 1
         self._next_batch = 1
         self._timer: asyncio.TimerHandle | None = None
+        self._kicked = False
         self.slots_back: Callable[[], None] = lambda: None
         """Called after slots of a request that had left came out of quarantine, or when more may be held."""
         self.on_batch: Callable[[ServedModel, Batch, BatchDone, int], None] = lambda *_: None
@@ -76,7 +77,7 @@ class Dispatcher:
         work = Work(model, queued, tensors, lease, future)
         future.add_done_callback(lambda done: self._left(work) if done.cancelled() else None)
         self._enqueue(work)
-        self.kick()
+        self._kick_soon()
         return future
 
     def waiting_rows(self, model: int) -> int:
@@ -101,12 +102,19 @@ class Dispatcher:
 
     def kick(self) -> None:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
+        self._kicked = False
         now = now_s()
         for item in self._batcher.expired(now):
             self._waiting.pop(item.item).expire(self.drops)
         while self._send_next(now):
             pass
         self._arm(now)
+
+    def _kick_soon(self) -> None:
+        """On the loop's next turn: what else this one brings shares the batch, and a batch's fixed cost."""
+        if not self._kicked:
+            self._kicked = True
+            asyncio.get_running_loop().call_soon(self.kick)
 
     # ------------------------------------------------------------ worker events
 

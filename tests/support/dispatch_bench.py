@@ -46,7 +46,15 @@ class Bench:
         self, model: ServedModel, word: bytes = b"word", deadline_s: float = FOREVER_S
     ) -> "asyncio.Future[Outcome]":
         tensor = Tensor("x", "UINT8", (1, len(word)), word)
-        return self.dispatch.submit(model, [tensor], await self.lease(model), deadline_s)
+        return await self.queue(model, [tensor], await self.lease(model), deadline_s)
+
+    async def queue(
+        self, model: ServedModel, tensors: list[Tensor], lease: Lease, deadline_s: float = FOREVER_S
+    ) -> "asyncio.Future[Outcome]":
+        """One item, with time for the dispatcher to send it."""
+        future = self.dispatch.submit(model, tensors, lease, deadline_s)
+        await asyncio.sleep(0)
+        return future
 
     def answer(self, worker: Worker, batch: RunBatch) -> None:
         self.workers.on_message(worker.identity, done(batch))

@@ -27,6 +27,16 @@ async def test_one_caller_never_waits(bench: Callable[..., Bench]) -> None:
     assert (await future).tensors[0].data == b"word"
 
 
+async def test_what_one_turn_of_the_loop_brings_shares_a_batch(bench: Callable[..., Bench]) -> None:
+    model = served(max_wait_s=10.0)
+    b = bench(model)
+    connect_worker(b.workers, 1)
+    for lease in [await b.lease(model) for _ in range(3)]:
+        b.dispatch.submit(model, [], lease, FOREVER_S)
+    await asyncio.sleep(0)
+    assert [len(batch.items) for batch in b.router.batches()] == [3]
+
+
 async def test_company_that_is_being_prepared_is_waited_for(bench: Callable[..., Bench]) -> None:
     model = served(max_wait_s=10.0)
     b = bench(model)
@@ -35,7 +45,7 @@ async def test_company_that_is_being_prepared_is_waited_for(bench: Callable[...,
     await b.submit(model)
     assert b.router.batches() == []
     coming.prepared()
-    b.dispatch.submit(model, [], coming, FOREVER_S)
+    await b.queue(model, [], coming)
     (batch,) = b.router.batches()
     assert len(batch.items) == 2
 
@@ -102,7 +112,7 @@ async def test_a_bad_item_fails_alone(bench: Callable[..., Bench]) -> None:
     coming = await b.lease(model, prepared=False)
     good = await b.submit(model)
     coming.prepared()
-    bad = b.dispatch.submit(model, [], coming, FOREVER_S)
+    bad = await b.queue(model, [], coming)
     (batch,) = b.router.batches()
     first, second = batch.items
     answers = [
@@ -166,7 +176,7 @@ async def test_a_lost_worker_costs_one_more_try_alone(bench: Callable[..., Bench
     coming = await b.lease(model, prepared=False)
     futures = [await b.submit(model)]
     coming.prepared()
-    futures.append(b.dispatch.submit(model, [], coming, FOREVER_S))
+    futures.append(await b.queue(model, [], coming))
     assert [len(batch.items) for batch in b.router.batches()] == [2]
     b.workers.on_lost(worker.identity)
     assert not any(future.done() for future in futures)
@@ -278,7 +288,7 @@ async def test_a_batch_too_large_for_one_message_travels_in_parts(
     coming = await b.lease(model, prepared=False)
     futures = [await b.submit(model)]
     coming.prepared()
-    futures.append(b.dispatch.submit(model, [], coming, FOREVER_S))
+    futures.append(await b.queue(model, [], coming))
     answered = 0
     while answered < len(b.router.batches()):
         b.answer(worker, b.router.batches()[answered])
