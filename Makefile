@@ -55,6 +55,12 @@ test: $(VENV)/.dev fetch ## Install and run every test; `make test TESTS=tests/u
 test-unit: $(VENV)/.dev ## Only the unit and architecture tests: seconds, no model, no network
 	@$(PY) -m pytest tests/unit tests/architecture
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/.dev ## The tests that need a CUDA device; without one they are skipped
+	@$(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	|| echo "torch sees no CUDA device on this machine: all of these tests are skipped"
+	@$(PY) -m pytest tests/gpu
+
 .PHONY: coverage
 coverage: $(VENV)/.dev ## Unit and integration tests with a coverage report
 	@$(PY) -m pytest --cov --cov-report=term-missing:skip-covered tests/unit tests/integration
@@ -113,6 +119,10 @@ bench-open-inference: $(VENV)/.dev fetch ## Measure the Open Inference Protocol 
 .PHONY: bench-overload
 bench-overload: $(VENV)/.dev ## Offer two and four times what the server can do: what is left? (about 4 minutes)
 	@$(PY) -m bench.overload
+
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.dev fetch ## Measure a CUDA device alone, in the worker and behind the server (about 5 minutes)
+	@$(PY) -m bench.gpu
 
 .PHONY: venv
 venv: $(VENV)/.dev ## Only install everything into .venv

@@ -13,7 +13,7 @@ from shared.tensors import Array
 from tests.support.worker_parts import WIDTH, ToyPipeline, TwoSidedArena, batch, item, loaded
 from workers.backends import torch_device
 from workers.backends.base import Precision
-from workers.backends.stream_runner import StreamPass, StreamRunner, _Marks
+from workers.backends.stream_runner import StreamPass, StreamRunner
 from workers.backends.torch_device import CudaDevice
 from workers.engine import BatchRun
 from workers.flight import Flight
@@ -86,13 +86,9 @@ def test_the_second_batch_is_copied_while_the_first_one_is_computed(cuda: CudaDe
     second = module.start([[rows_in(arena, many, 3)]], many, "fp32", 1)
     answers = [under_way.wait().outputs[0] for under_way in (first, second)]
     assert [float(answer.min()) for answer in answers] == [float(answer.max()) for answer in answers] == [4, 6]
-    marks = _marks(first), _marks(second)
-    assert marks[1].copied.after_s(marks[0].ended) < 0, "the copy ended before the first batch did"
-    assert marks[1].started.after_s(marks[0].ended) >= 0, "and was computed behind it"
-
-
-def _marks(under_way: StreamPass) -> _Marks:
-    return under_way._marks
+    began = first.marks.began
+    assert second.marks.copied.after_s(began) < first.marks.ended.after_s(began), "beside the first batch's compute"
+    assert second.marks.started.after_s(began) >= first.marks.ended.after_s(began), "and computed behind it"
 
 
 def test_a_graph_answers_as_the_network_does_and_queues_faster(cuda: CudaDevice) -> None:

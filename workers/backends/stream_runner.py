@@ -29,7 +29,7 @@ LANES = 2
 _log = get_logger()
 
 
-class _Marks:
+class Marks:
     """Of one pass, in the order in which the device comes to them."""
 
     __slots__ = ("began", "copied", "ended", "started")
@@ -43,19 +43,19 @@ class _Marks:
 class StreamPass(Pass):
     """A pass in its lane."""
 
-    def __init__(self, runner: "StreamRunner", results: list[Tensor], marks: _Marks) -> None:
+    def __init__(self, runner: "StreamRunner", results: list[Tensor], marks: Marks) -> None:
         self._runner = runner
         self._results = results
-        self._marks = marks
+        self.marks = marks
 
     def done(self) -> bool:
         """See Pass."""
         with self._runner.judged():
-            return self._marks.ended.reached()
+            return self.marks.ended.reached()
 
     def wait(self) -> Forward:
         """See Pass. The arrays lie in the lane."""
-        marks = self._marks
+        marks = self.marks
         with self._runner.judged():
             marks.ended.wait()
             *outputs, finite = [result.numpy() for result in self._results]
@@ -96,7 +96,7 @@ class StreamRunner(TorchRunner):
 
     def _begin(self, items: Inputs, padded_rows: int, precision: Precision, lane: int) -> tuple[StreamPass, Mark]:
         rows = sum(len(arrays[0]) for arrays in items)
-        marks = _Marks()
+        marks = Marks()
         # Judging an error waits for the device: when it leaves here, nothing of this pass is queued any more.
         with self.judged(), torch.inference_mode():
             batch = self._gather(items, padded_rows, lane, marks)
@@ -109,7 +109,7 @@ class StreamRunner(TorchRunner):
                 marks.ended = self._streams.mark()
         return StreamPass(self, results, marks), marks.ended
 
-    def _gather(self, items: Inputs, padded_rows: int, lane: int, marks: _Marks) -> list[Tensor]:
+    def _gather(self, items: Inputs, padded_rows: int, lane: int, marks: Marks) -> list[Tensor]:
         with self._streams.copying():
             marks.began = self._streams.mark()
             batch = self._lanes[lane].gather(items, padded_rows)
@@ -141,7 +141,7 @@ class StreamRunner(TorchRunner):
         try:
             expected = [self._answers(sample) for sample in samples]
             with self.judged(), torch.inference_mode():
-                batch = self._gather([samples[0]], size, 0, _Marks())
+                batch = self._gather([samples[0]], size, 0, Marks())
                 self._streams.settle()
                 self.graphs.capture(partial(self.forward, precision=self.precision), batch)
             got = [self._answers(sample) for sample in samples]
