@@ -31,6 +31,7 @@ from gateway.event_loop import new_event_loop
 from gateway.everywhere import Everywhere
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
+from gateway.gate import Gate
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
@@ -51,6 +52,7 @@ from shared.child import (
     Announcer,
     StopSignal,
     bind_to_parent,
+    collect_garbage_rarely,
     keep_freed_memory,
     raise_file_limit,
     run_main,
@@ -113,6 +115,7 @@ class Gateway:
         self.forecast = Forecast(self.processes.count, routing)
         quarantine = Quarantine()
         door = Door(self.admission, self.forecast, quarantine)
+        self.gate = Gate(self.admission, self.forecast, self.metrics)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
         self.welcomer = Welcomer(
             runtime.gateway_socket(index), self.arena.fd, self.workers.on_hello, self.workers.on_lost
@@ -167,6 +170,7 @@ class Gateway:
         self.router.start(loop, self.workers.on_message)
         await self.welcomer.start()
         self.processes.start()
+        collect_garbage_rarely()
         try:
             if self.everywhere is not None:
                 await self.everywhere.start()
@@ -190,7 +194,7 @@ class Gateway:
             await self.processes.stop(limit_s=1.0)  # idle by now: the calls that used them have ended
 
     async def _listen(self) -> Front:
-        grpc = await start_grpc(self.settings, self.flow, self.readiness, self.outcomes, self.open_inference)
+        grpc = await start_grpc(self.settings, self.flow, self.readiness, self.outcomes, self.open_inference, self.gate)
         rest = RestParts(self.flow, self.open_inference, self.outcomes, self.everywhere)
         return Front(grpc, await start_http(self.settings, self.readiness, self.metrics.registry, rest))
 

@@ -114,6 +114,12 @@ class Admission:
         """False once the doors are closed."""
         return self._open
 
+    @property
+    def full(self) -> bool:
+        """Whether `admit` would refuse the smallest request."""
+        requests, rows = self._requests, self._rows
+        return not self._open or requests.in_flight >= requests.limit or rows.in_flight >= rows.limit
+
     def close_doors(self) -> None:
         """From now on every `admit` raises Draining; permits already given stay valid. Idempotent."""
         self._open = False

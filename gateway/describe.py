@@ -151,7 +151,12 @@ def export(parts: Parts) -> None:
     gauge("headrace_workers", "Connected workers.", lambda: len(list(parts.workers.workers())))
     gauge("headrace_pool_processes", "Pool processes that take jobs.", lambda: len(list(parts.processes.ready())))
     metrics.gauges("headrace_cost_seconds", _COST, ("model", "version", "bucket", "part"), parts.costs)
-    gauge("headrace_forecast_correction", "Real time ÷ forecast, learned.", lambda: parts.forecast.correction)
+    metrics.gauges(
+        "headrace_forecast_correction",
+        "Real time ÷ forecast that all but one in a hundred requests stay within, learned.",
+        ("model",),
+        lambda: [((model.name,), parts.forecast.correction(model)) for model in parts.routing.models()],
+    )
     gauge("headrace_quarantined_inputs", "Inputs refused for having ended processes.", lambda: len(parts.quarantine))
     gauge("headrace_waiting_for_pool", "Jobs that no pool process has yet.", pool.waiting)
     metrics.counter("headrace_pool_processes_lost_total", "Pool processes that died.", lambda: pool.lost_processes)

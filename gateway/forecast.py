@@ -7,23 +7,30 @@ Two stages work side by side, the pool (per item) and the worker (per batch); th
 The worker's backlog is what waits of the same model, and what others get meanwhile: their fair share of the time
 (`gateway.fair_share`), but at least the batch that runs. In the pool others are ahead with what holds slots.
 
-`correction` is learned from what really happened: it takes in everything that the model leaves out (other load on the
-same cores, transport, the gateway itself). Refusing costs microseconds; starting what can't finish costs everybody.
+`correction` is learned from what really happened, for each model: it takes in everything that the prediction leaves
+out (other load on the same cores, transport, the gateway itself). It follows the slowest answers, not the average: so
+high that all but `LATE` of the requests take no longer than their corrected forecast. That makes the forecast the
+limiter of what may be in flight: as long as answers come slower than promised it admits less, down to one full batch,
+and as soon as they don't it admits more. Refusing costs a tenth of serving; starting what can't finish costs everybody.
 """
 
 from collections.abc import Iterable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
-from shared.errors import DeadlineExceeded, Overloaded
+from shared.errors import DeadlineExceeded, HeadraceError, Overloaded
 
-CAUTION = 1.1
-"""Refuse a little before the forecast says so: an answer that is late by a hair is as lost as any."""
+LATE = 0.01
+"""Share of requests that may take longer than their corrected forecast; half of what is promised (2 %)."""
 LEARN = 0.05
-"""Weight of the newest observation: about twenty answers change the mind."""
+"""Relative step up after a request that took longer; after one that didn't, `LATE` of it down. A server that has
+become half as fast is known by fifteen late answers, and forgiven within some thousand good ones."""
+RELEVANT = 0.25
+"""Forecasts below this share of the budget are well inside whatever the correction is, and mostly noise."""
+START = 1.1
+"""Before anything was learned: a little careful, since an answer that is late by a hair is as lost as any."""
 LEAST, MOST = 0.5, 4.0
 """Bounds of the correction, so that one bad second can't close the door for good."""
-FLOOR_S = 0.005
-"""Shorter forecasts are mostly noise, and teach nothing."""
 RETRY_MS = (10, 2000)
 FLOODED = 2
 """Of so many full batches the backlog of a model does not end soon: it takes all of its share, not only what waits."""
@@ -71,7 +78,11 @@ class Forecast:
         """`loads` is iterated anew for each question: all served models share the pool and the worker."""
         self._processes = pool_processes
         self._loads = loads
-        self.correction = 1.0
+        self._corrections: WeakKeyDictionary[Load, float] = WeakKeyDictionary()
+
+    def correction(self, load: Load) -> float:
+        """What this model's forecasts are multiplied with."""
+        return self._corrections.get(load, START)
 
     def predict_s(self, load: Load, rows: int) -> float:
         """Seconds until a request of `rows` rows would be answered, as the model says; not corrected."""
@@ -94,7 +105,7 @@ class Forecast:
         return max(pool_s / self._processes, worker_s) + own_s
 
     def check(self, load: Load, rows: int, budget_s: float) -> float:
-        """The uncorrected forecast (to `learn` from), when the corrected one is within the budget.
+        """The uncorrected forecast (for `answered`), when the corrected one is within the budget.
 
         Raises:
             DeadlineExceeded: nothing is left of the budget, or it would be too small for an idle server.
@@ -103,30 +114,59 @@ class Forecast:
         if budget_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
         raw_s = self.predict_s(load, rows)
-        predicted_s = raw_s * self.correction
-        if predicted_s * CAUTION <= budget_s or load.rows_in_flight == 0:
-            return raw_s  # with nothing in flight a wrong forecast must be able to prove itself wrong
+        if refusal := self._refusal(load, rows, raw_s, budget_s):
+            raise refusal
+        return raw_s
+
+    def refusal(self, budget_s: float) -> HeadraceError | None:
+        """Why one row more could not be answered within the budget, whichever model it is for; None when it could."""
+        refusal = None
+        for load in self._loads:
+            found = self._refusal(load, 1, self.predict_s(load, 1), budget_s)
+            if found is None:
+                return None
+            if refusal is None or _soonest(found) < _soonest(refusal):
+                refusal = found
+        return refusal
+
+    def _refusal(self, load: Load, rows: int, raw_s: float, budget_s: float) -> HeadraceError | None:
+        predicted_s = raw_s * self.correction(load)
+        if predicted_s <= budget_s or load.rows_in_flight == 0:
+            return None  # with nothing in flight a wrong forecast must be able to prove itself wrong
         alone_s = load.prepare_s + load.batch_s(min(rows, load.max_rows))
         if alone_s > budget_s:
-            raise DeadlineExceeded(
+            return DeadlineExceeded(
                 f"the deadline leaves {max(0.0, budget_s) * 1e3:.0f} ms, and the model takes {alone_s * 1e3:.0f} ms "
                 "alone"
             )
-        excess_ms = round((predicted_s * CAUTION - budget_s) * 1e3)
-        raise Overloaded(
+        if raw_s <= budget_s and load.rows_in_flight + rows <= load.max_rows:
+            return None  # however slow the last answers were: less than a full batch in flight helps nobody
+        return Overloaded(
             f"an answer would take about {predicted_s * 1e3:.0f} ms, the deadline leaves {budget_s * 1e3:.0f} ms",
-            retry_after_ms=min(max(excess_ms, RETRY_MS[0]), RETRY_MS[1]),
+            retry_after_ms=min(max(round((predicted_s - budget_s) * 1e3), RETRY_MS[0]), RETRY_MS[1]),
         )
 
-    def learn(self, predicted_s: float, actual_s: float) -> None:
-        """A request with this uncorrected forecast took `actual_s`, or was given up after that time."""
-        if predicted_s < FLOOR_S:
-            return
-        moved = self.correction + LEARN * (actual_s / predicted_s - self.correction)
-        self.correction = min(max(moved, LEAST), MOST)
+    def answered(self, load: Load, predicted_s: float, actual_s: float, budget_s: float) -> None:
+        """A request with this uncorrected forecast and budget was answered after `actual_s`."""
+        correction = self.correction(load)
+        if predicted_s * correction >= budget_s * RELEVANT:
+            self._learn(load, correction, longer=actual_s > predicted_s * correction)
+
+    def missed(self, load: Load) -> None:
+        """A request was admitted, and not answered within its time."""
+        self._learn(load, self.correction(load), longer=True)
+
+    def _learn(self, load: Load, correction: float, *, longer: bool) -> None:
+        step = LEARN * (1 - LATE) if longer else -LEARN * LATE
+        self._corrections[load] = min(max(correction * (1 + step), LEAST), MOST)
 
     def __repr__(self) -> str:
-        return f"<Forecast correction={self.correction:.2f}>"
+        return f"<Forecast corrections={[round(found, 2) for found in self._corrections.values()]}>"
+
+
+def _soonest(refusal: HeadraceError) -> float:
+    """A budget that was too small from the start comes last: to come back later doesn't help."""
+    return refusal.retry_after_ms if refusal.retry_after_ms is not None else float("inf")
 
 
 def _backlog_s(load: Load) -> float:

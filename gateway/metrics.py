@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from gateway.batcher import Batch
 from gateway.drops import Drops, Point
 from gateway.pieces import Pieces
-from gateway.request import PROOF_PRIORITY, Request, StageTimes
+from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
 from gateway.series import Counter, Histogram
 from gateway.statistics import Statistics
 from shared.clock import now_s
@@ -142,6 +142,11 @@ class Metrics:
 
     def _rows_for_nobody(self) -> Rows:
         return [((name,), self.drops.rows_for_nobody.get(name, 0)) for name in self._models]
+
+    def unread(self, reason: Code) -> None:
+        """A call was refused before anything was read of it, so that nobody knows its model."""
+        self.of("unknown").outcomes[reason].inc()
+        self.drops.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 
     def of(self, name: str) -> _OfModel:
         """The metrics of a served model; `unknown` for requests that named none of ours."""

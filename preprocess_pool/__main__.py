@@ -13,7 +13,7 @@ from preprocess_pool.confine import CpuLimit, confine, hide_native_messages, kee
 from preprocess_pool.stage import Stage
 from shared import logs
 from shared.arena import AttachedArena
-from shared.child import StopSignal, add_child_arguments, bind_to_parent, run_main
+from shared.child import StopSignal, add_child_arguments, bind_to_parent, give_way, run_main
 from shared.errors import ExitCode, StartupError
 from shared.messages import FromPool, ToPool
 from shared.repository import Repository
@@ -38,6 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with StopSignal() as stop:
         arena = _attach(arguments.arena_fd, arguments.arena_bytes)
         repository = Repository(settings.repository)
+        give_way(settings.pool.nice)
         keep_image_memory()
         confine(settings.pool)
         dealer: Dealer[ToPool, FromPool] = Dealer(

@@ -122,6 +122,9 @@ class PoolSettings(_Group):
     """Largest image, width × height, checked before decoding."""
     memory_bytes: Annotated[int, Field(ge=256 * 1024 * 1024)] = 2 * 1024 * 1024 * 1024
     """Address space of one process beyond what it has at start."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    """Scheduling priority below the gateway's: with more load than cores it is the pool that waits, and the gateway
+    still refuses in time what can't be served. 0: no lower than the gateway's."""
     recycle_jobs: Annotated[int, Field(ge=1)] = 100_000
     """A process is replaced after this many jobs, so that a leak in a decoder stays small."""
 

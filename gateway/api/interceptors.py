@@ -84,12 +84,20 @@ class RequestIds:
         return f"{self._prefix}{next(self._next) & 0xFFFFFFFF:08x}"
 
 
+class Gate(Protocol):
+    """Knows without a call's message whether anything could be done for it; `gateway/gate.py` implements it."""
+
+    def check(self, budget_s: float, now_s: float) -> None:
+        """Raises HeadraceError when nothing could. `budget_s` seconds are left for the call."""
+
+
 class Edge:
     """Wraps methods. One per server, built at start."""
 
-    def __init__(self, settings: GatewaySettings, outcomes: Outcomes) -> None:
+    def __init__(self, settings: GatewaySettings, outcomes: Outcomes, gate: "Gate | None" = None) -> None:
         self.settings = settings
         self.outcomes = outcomes
+        self._gate = gate
         self.make_id = RequestIds()
         self._default_s = settings.default_deadline_ms / 1e3
         self._most_s = settings.max_deadline_ms / 1e3
@@ -138,6 +146,24 @@ class Edge:
             return await self.refuse(failure, call)
 
         return grpc.unary_unary_rpc_method_handler(handle)
+
+    async def refuse_unread(self, method: str, context: Context) -> None:
+        """Ask the gate whether a call of a unary method can be served at all, before its message is read.
+
+        Raises what `refuse` raises, when it can't; its message then never becomes a Python object.
+        """
+        if self._gate is None:
+            return
+        arrived_s, remaining_s = now_s(), _remaining_s(context)
+        limit_s = self._default_s if remaining_s is None else min(remaining_s, self._most_s)
+        try:
+            self._gate.check(limit_s, arrived_s)
+        except HeadraceError as failure:
+            call = Call(context, arrived_s, limit_s)
+            call.request_id = self.make_id()
+            self.outcomes.started()
+            self.outcomes.ended(method, failure.code.value)
+            await self.refuse(failure, call)
 
     def stream(self, method: str, serve: Callable[[Call], Awaitable[None]]) -> "grpc.RpcMethodHandler[Any, Any]":
         """A bidirectional method: `serve` reads and writes raw bytes through `call.context`."""

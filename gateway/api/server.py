@@ -7,9 +7,10 @@ from google.protobuf.internal import api_implementation
 
 from gateway.api import health as health_service
 from gateway.api import native, reflection
+from gateway.api.accept import Acceptor, Handler
 from gateway.api.addresses import refusal, split
 from gateway.api.health import Health
-from gateway.api.interceptors import Edge
+from gateway.api.interceptors import Edge, Gate
 from gateway.api.native import Answers, Inference
 from gateway.api.open_inference import service as service_of_open_inference
 from gateway.api.open_inference.service import OpenInference, OpenInferenceService
@@ -113,9 +114,10 @@ class Parts:
         state: ServerState,
         outcomes: Outcomes,
         open_inference: OpenInference | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.outcomes = outcomes
-        edge = Edge(settings.gateway, outcomes)
+        self.edge = edge = Edge(settings.gateway, outcomes, gate)
         self.inference = Inference(edge, flow, settings)
         self.services = {native.SERVICE: self.inference.handlers()}
         if open_inference is not None:
@@ -126,6 +128,13 @@ class Parts:
         if settings.gateway.reflection:
             self.services |= reflection.handlers(edge, tuple(self.services))
 
+    def hot(self) -> dict[str, Handler]:
+        """The methods of which there may be thousands a second, by full name."""
+        names = ((native.SERVICE, "Predict"), (service_of_open_inference.SERVICE, "ModelInfer"))
+        return {
+            f"/{service}/{name}": self.services[service][name] for service, name in names if service in self.services
+        }
+
 
 async def start_grpc(
     settings: Settings,
@@ -133,6 +142,7 @@ async def start_grpc(
     state: ServerState,
     outcomes: Outcomes | None = None,
     open_inference: OpenInference | None = None,
+    gate: Gate | None = None,
 ) -> RunningGrpc:
     """Bind `gateway.grpc_address` and serve; with `open_inference`, the Open Inference Protocol, too.
 
@@ -144,14 +154,16 @@ async def start_grpc(
             f"protobuf runs its {api_implementation.Type()} implementation; the gateway needs upb (the other ones "
             "recurse without a limit). Unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION.",
         )
-    parts = Parts(settings, flow, state, outcomes or Outcomes(), open_inference)
+    parts = Parts(settings, flow, state, outcomes or Outcomes(), open_inference, gate)
     server = grpc.aio.server(options=server_options(settings))
     for service, methods in parts.services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    acceptor = Acceptor(server, parts.hot(), parts.edge.refuse_unread)
     address = settings.gateway.grpc_address
     host, _ = split(address, "gateway.grpc_address")
     port = _bind(server, address)
     await server.start()
+    acceptor.start()
     return RunningGrpc(server, f"{host}:{port}", port, parts)
 
 

@@ -133,7 +133,8 @@ class Gate:
             learn(run)
             for served in run.batch.items:
                 arrival, predicted_s = self.left(served.item)
-                self.forecast.learn(predicted_s, run.done_s - arrival.at_s)
+                load = self.loads[arrival.key]
+                self.forecast.answered(load, predicted_s, run.done_s - arrival.at_s, arrival.patience_s)
 
         made.on_done = done
         made.on_expired = self.expired
@@ -149,7 +150,8 @@ class Gate:
         return True
 
     def expired(self, late: QueuedItem, _now_s: float) -> None:
-        self.left(late.item)
+        arrival, _ = self.left(late.item)
+        self.forecast.missed(self.loads[arrival.key])
 
     def left(self, item: int) -> tuple[Arrival, float]:
         arrival, predicted_s = self.admitted[item]
