@@ -1,8 +1,9 @@
 """The preprocess pool, as seen from the gateway: one queue, N supervised processes, each job exactly one answer.
 
 A process has at most two jobs: the one it works on and one staged behind it, so that it never waits for the gateway.
-When a process dies, its first job is a suspect and gets one more try; the staged one was never started and simply
-goes back. A job over `pool.job_limit_ms` loses its process and is answered as the input's fault.
+When a process dies, its first job is a suspect and gets one more try; the staged one is not blamed. Both are tried again
+alone in a process: the first one's answer may have died with it, and then the staged one was the cause. A job over
+`pool.job_limit_ms` loses its process and is answered as the input's fault.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ FINISH_FIRST, PREPARE = 0, 1  # finished rows leave before new ones come in: the
 class PoolJob:
     """One job and the future of its answer."""
 
-    __slots__ = ("deaths", "future", "message", "overran", "priority", "queued_s", "slots")
+    __slots__ = ("alone", "deaths", "future", "message", "overran", "priority", "queued_s", "slots")
 
     def __init__(
         self,
@@ -68,6 +69,8 @@ class PoolJob:
         self.future = future
         self.queued_s = queued_s
         self.deaths = 0
+        self.alone = False
+        """Was in a process that died: takes no other job with it from now on."""
         self.overran = False
         self.priority = DEFAULT_PRIORITY
 
@@ -132,7 +135,7 @@ class PoolClient:
 
     def _pump(self) -> None:
         while (job := self._queue.first()) is not None:  # who has left meanwhile is never started
-            identity = self._freest()
+            identity = self._freest(1 if job.alone else CREDIT)
             if identity is None:
                 return
             self._queue.pop()
@@ -152,13 +155,19 @@ class PoolClient:
                 return
             self._inflight.add(job.message.job, job, _holder(identity), job.slots, now)
 
-    def _freest(self) -> bytes | None:
-        best, least = None, CREDIT
+    def _freest(self, most: int) -> bytes | None:
+        """The process with the fewest jobs, below `most`; none behind one that travels alone."""
+        best, least = None, most
         for identity in self._processes.ready():
-            held = self._inflight.count(_holder(identity))
-            if held < least:
+            holder = _holder(identity)
+            held = self._inflight.count(holder)
+            if held < least and not (held and self._travels_alone(holder)):
                 best, least = identity, held
         return best
+
+    def _travels_alone(self, holder: str) -> bool:
+        present = self._inflight.oldest(holder)
+        return present is not None and present.job.alone
 
     def _on_message(self, _identity: bytes, message: FromPool) -> None:
         match message:
@@ -205,6 +214,7 @@ class PoolClient:
         if job.future.done():
             return
         job.deaths += suspect
+        job.alone = True
         if job.overran:
             job.future.set_exception(InvalidInput("the input took longer to process than pool.job_limit_ms allows"))
         elif job.deaths > 1:

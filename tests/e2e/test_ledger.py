@@ -7,6 +7,7 @@ bad, poison or malformed, unknown models, streams, and a kill -9 of the worker a
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,9 @@ class Words(Pipeline):
     def example(self):
         return RawInput(kind="text", data=b"good")
 """
-RATE, SECONDS = 400.0, 2.5
+RATE, SECONDS = 350.0, 2.5
 LIMIT_S = 20.0
+POISON = Ask(0.0, text="poison", timeout_s=10.0)
 GONE = ("cancelled", "deadline_exceeded")
 
 
@@ -79,18 +81,20 @@ def mixed() -> list[Ask]:
             asks.append(Ask(at_s, timeout_s=2.0, leaves_s=random.uniform(0.001, 0.08)))
         else:
             asks.append(Ask(at_s, timeout_s=random.choice([0.025, 0.1, 0.25, 0.25, 1.0])))
-    return [*asks, Ask(0.0, text="poison", timeout_s=2.0), Ask(SECONDS + 0.6, text="poison")]
+    return asks
+
+
+def kill_one(pids: Callable[[], list[int]]) -> None:
+    """The first one, as soon as there is one: others have died of poison meanwhile."""
+    os.kill(eventually("a process to kill", pids, LIMIT_S)[0], signal.SIGKILL)
 
 
 def test_the_ledger_closes_by_reason(words_site: Site) -> None:
     site, asks = words_site, mixed()
     with serving(site):
         load = MixedLoad(site.grpc)
-        kills = [
-            (1.0, lambda: os.kill(site.worker_pids()[0], signal.SIGKILL)),
-            (1.6, lambda: os.kill(site.pool_pids()[0], signal.SIGKILL)),
-        ]
-        load.run(asks, kills, LIMIT_S)
+        kills = [(0.8, lambda: kill_one(site.worker_pids)), (1.6, lambda: kill_one(site.pool_pids))]
+        load.run([POISON, POISON], asks, kills, LIMIT_S)
         eventually("everything to be given back", lambda: at_rest(site), LIMIT_S)
         metrics = site.get("/metrics")[1]
 
@@ -98,7 +102,7 @@ def test_the_ledger_closes_by_reason(words_site: Site) -> None:
     streamed = compare(load.streamed, server_calls(metrics, "PredictStream.answer"))
     assert unary.faults == (), f"{unary} of {load.unary}"
     assert streamed.faults == (), f"{streamed} of {load.streamed}"
-    assert (unary.calls, streamed.calls) == (len(asks), 140)
+    assert (unary.calls, streamed.calls) == (len(asks) + 2, 140)
     assert server_calls(metrics, "PredictStream") == {"ok": 1, "cancelled": 1}
     assert "headrace_calls_in_flight 0.0" in metrics
     assert {"ok", "overloaded", "invalid_input", "unknown_model", "model_disabled", "left"} <= set(load.unary)

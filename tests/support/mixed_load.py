@@ -6,7 +6,7 @@ The words are those of `bench.ledger`: what the server said, or the caller's own
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
@@ -31,6 +31,10 @@ class Ask(NamedTuple):
     malformed: bool = False
 
 
+Event: TypeAlias = tuple[float, Callable[[], None]]
+"""When, and what; in a thread of its own."""
+
+
 class MixedLoad:
     """Sends every call at its time, whatever became of the others."""
 
@@ -40,14 +44,16 @@ class MixedLoad:
         self.streamed: Counter[str] = Counter()
         self.malformed = 0
 
-    def run(self, asks: Iterable[Ask], events: Iterable[tuple[float, Callable[[], None]]], limit_s: float) -> None:
-        """Until all calls have ended. `events` happen meanwhile, in threads: what breaks the server."""
-        asyncio.run(asyncio.wait_for(self._run(list(asks), list(events)), limit_s))
+    def run(self, first: Iterable[Ask], asks: Iterable[Ask], events: Iterable[Event], limit_s: float) -> None:
+        """Until all calls have ended; `first` one after the other, before the others. `events` break the server."""
+        asyncio.run(asyncio.wait_for(self._run(first, list(asks), events), limit_s))
 
-    async def _run(self, asks: list[Ask], events: list[tuple[float, Callable[[], None]]]) -> None:
+    async def _run(self, first: Iterable[Ask], asks: list[Ask], events: Iterable[Event]) -> None:
         loop = asyncio.get_running_loop()
         async with grpc.aio.insecure_channel(self._address) as channel:
             await channel.channel_ready()
+            for ask in first:
+                await self._call(channel, ask)
             start_s, tasks = loop.time() + 0.05, list[asyncio.Task[None]]()
 
             def begin(work: Coroutine[Any, Any, None]) -> None:

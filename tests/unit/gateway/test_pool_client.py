@@ -94,13 +94,32 @@ async def test_death_tries_the_running_job_once_more_and_the_staged_one_for_free
     client, _ = client_of(processes)
     running, staged = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
     processes.die(A, b"pool-0.2")
-    assert jobs_sent(processes)[2:] == [(b"pool-0.2", 1), (b"pool-0.2", 2)]
+    assert jobs_sent(processes)[2:] == [(b"pool-0.2", 1)]
     processes.die(b"pool-0.2", b"pool-0.3")
     with pytest.raises(InvalidInput, match="ended two processes"):
         await running
     processes.answer(b"pool-0.3", Prepared(2, [], b"", 0.0))
     assert (await staged).job == 2
     assert client.lost_processes == 2
+
+
+async def test_a_job_whose_answer_died_with_its_process_is_not_blamed_for_the_one_behind_it() -> None:
+    """The first job was done, its answer not yet sent, when the second one ended the process: and again, and again."""
+    processes = FakeProcesses(A)
+    client, _ = client_of(processes)
+    innocent, poison = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
+    other = client.submit(prepare_job(), ())
+    processes.die(A, b"pool-0.2")
+    assert jobs_sent(processes)[2:] == [(b"pool-0.2", 1)]  # nobody behind it
+    processes.answer(b"pool-0.2", Prepared(1, [], b"", 0.0))
+    assert (await innocent).job == 1
+    processes.die(b"pool-0.2", b"pool-0.3")
+    assert jobs_sent(processes)[3:] == [(b"pool-0.2", 2), (b"pool-0.3", 2)]
+    processes.die(b"pool-0.3", b"pool-0.4")
+    with pytest.raises(InvalidInput, match="ended two processes"):
+        await poison
+    processes.answer(b"pool-0.4", Prepared(3, [], b"", 0.0))
+    assert (await other).job == 3
 
 
 async def test_two_deaths_while_finishing_are_our_fault_not_the_callers() -> None:
