@@ -89,6 +89,8 @@ def channel_options(address: str) -> list[tuple[str, int]]:
         # A server that vanished is noticed while calls run; the server allows a ping every 5 s.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        # A connection of its own for each client: of several gateways on one port each connection reaches only one.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if _is_loopback(address):
         options.append(("grpc.enable_http_proxy", 0))  # a proxy can't reach this machine's own loopback

@@ -1,0 +1,235 @@
+"""Several gateways' `Everywhere` in one process, over the real sockets between them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gateway import everywhere as module
+from gateway.everywhere import Everywhere
+from gateway.peers import Changes, PeerGone, PeerServer, Show, ask
+from gateway.state import ModelState
+from shared.errors import Code, InternalFault, NotReady, UnknownModel
+
+LIMIT_S = 5.0
+
+
+class Control:
+    """Stands in for one gateway's model control."""
+
+    def __init__(self, *served: str, broken: str = "") -> None:
+        self.served = set(served)
+        self.broken = broken
+        self.done: list[tuple[str, str]] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.asked, self.loaded = asyncio.Event(), asyncio.Event()
+
+    def index(self) -> list[ModelState]:
+        return [ModelState(name, "0" * 16, "ready") for name in sorted(self.served)]
+
+    async def load(self, name: str) -> None:
+        await self._note("load", name)
+        if name == "absent":
+            raise UnknownModel("no model of that name")
+        self.served.add(name)
+        self.loaded.set()
+        if name == self.broken:
+            raise NotReady("its weights are gone")
+
+    async def unload(self, name: str) -> None:
+        await self._note("unload", name)
+        if name not in self.served:
+            raise UnknownModel("it is not served")
+        self.served.discard(name)
+
+    async def _note(self, verb: str, name: str) -> None:
+        self.done.append((verb, name))
+        self.asked.set()
+        await self.hold.wait()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="hr-") as name:
+        yield Path(name)
+
+
+def made(folder: Path, index: int, count: int, control: Control, ready: bool = True) -> Everywhere:
+    one: Any = control
+    everywhere = Everywhere(index, [folder / f"gateway-{each}.peer" for each in range(count)], one)
+    text = f"# HELP number Its number.\n# TYPE number gauge\nnumber {index}.0\n".encode()
+    reason = None if ready else "model 'sim' is not ready"
+    everywhere.connect(lambda: text, lambda: {"ready": ready, "reason": reason, "index": index})
+    return everywhere
+
+
+@asynccontextmanager
+async def running(folder: Path, *controls: Control) -> AsyncIterator[list[Everywhere]]:
+    all_ = [made(folder, index, len(controls), control) for index, control in enumerate(controls)]
+    for each in all_:
+        await each.start()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield all_
+    finally:
+        for each in all_:
+            each.close()
+            each.close()
+
+
+async def test_any_gateway_shows_all_and_names_who_does_not_answer(folder: Path) -> None:
+    async with running(folder, Control(), Control(), Control()) as (first, second, third):
+        for asked in (first, second, third):
+            lines = (await asked.metrics()).decode().splitlines()
+            assert [line for line in lines if line.startswith("number")] == [
+                f'number{{gateway="{n}"}} {n}.0' for n in (0, 1, 2)
+            ]
+            shown = await asked.debug()
+            assert (shown["ready"], shown["reason"]) == (True, None)
+            assert {number: each["index"] for number, each in shown["gateways"].items()} == {"0": 0, "1": 1, "2": 2}
+        second.close()
+        assert 'headrace_gateway_up{gateway="1"} 0.0' in (await first.metrics()).decode()
+        shown = await third.debug()
+        assert (shown["ready"], shown["reason"]) == (False, "gateway 1: it does not answer")
+        assert list(shown["gateways"]) == ["0", "1", "2"]
+
+
+async def test_ready_is_only_when_all_are(folder: Path) -> None:
+    first, second = made(folder, 0, 2, Control()), made(folder, 1, 2, Control(), ready=False)
+    await first.start()
+    await second.start()
+    shown = await first.debug()
+    assert (shown["ready"], shown["reason"]) == (False, "gateway 1: model 'sim' is not ready")
+    first.close()
+    second.close()
+
+
+async def test_one_that_hangs_costs_a_scrape_no_more_than_its_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOW_LIMIT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(folder / "gateway-1.peer"))
+        hung.listen()
+        monkeypatch.setattr(module, "ADOPT_LIMIT_S", 0.1)
+        first = made(folder, 0, 2, Control())
+        await first.start()
+        async with asyncio.timeout(LIMIT_S):
+            assert 'headrace_gateway_up{gateway="1"} 0.0' in (await first.metrics()).decode()
+        first.close()
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+async def test_a_model_is_loaded_and_unloaded_at_all_whichever_was_asked(folder: Path, asked: int) -> None:
+    controls = [Control("sim"), Control("sim"), Control("sim")]
+    async with running(folder, *controls) as gateways:
+        await gateways[asked].load("more")
+        assert [control.served for control in controls] == [{"sim", "more"}] * 3
+        await gateways[asked].unload("sim")
+        assert [control.served for control in controls] == [{"more"}] * 3
+        assert [control.done for control in controls] == [[("load", "more"), ("unload", "sim")]] * 3
+        assert [state.name for state in gateways[asked].index()] == ["more"]
+
+
+async def test_what_two_gateways_are_asked_at_once_ends_the_same_at_all(folder: Path) -> None:
+    controls = [Control("sim"), Control("sim")]
+    controls[0].hold.clear()
+    async with running(folder, *controls) as (first, second):
+        told = [asyncio.create_task(first.unload("sim")), asyncio.create_task(second.load("sim"))]
+        await controls[0].asked.wait()
+        controls[0].hold.set()
+        await asyncio.gather(*told)
+        assert controls[0].done == controls[1].done == [("unload", "sim"), ("load", "sim")]
+
+
+async def test_failures_reach_the_caller_and_a_model_that_can_not_load_fails_everywhere(folder: Path) -> None:
+    controls = [Control(broken="bad"), Control(broken="bad")]
+    async with running(folder, *controls) as (_, second):
+        with pytest.raises(UnknownModel, match="no model of that name"):
+            await second.load("absent")
+        assert controls[1].done == [], "the first one knows that there is none"
+        with pytest.raises(NotReady, match="weights are gone"):
+            await second.load("bad")
+        assert controls[1].done == [("load", "bad")]
+
+
+async def test_the_next_one_takes_over_when_the_first_is_gone(folder: Path) -> None:
+    controls = [Control("sim"), Control("sim"), Control("sim")]
+    async with running(folder, *controls) as (first, _, third):
+        first.close()
+        await third.unload("sim")
+        assert [control.served for control in controls] == [{"sim"}, set(), set()]
+
+
+async def test_a_gateway_that_starts_later_has_what_was_asked_before(folder: Path) -> None:
+    controls = [Control("sim", "gone"), Control("sim", "gone")]
+    async with running(folder, *controls) as (first, second):
+        await first.unload("gone")
+        await first.load("more")
+        await first.load("twice")
+        await first.unload("twice")
+        second.close()
+        again = Control("sim", "gone")
+        newborn = made(folder, 1, 2, again)
+        await newborn.start()
+        assert again.served == {"sim", "more"} == controls[0].served
+        first.close()
+        await newborn.unload("sim")
+        third = Control("sim", "gone")
+        next_life = made(folder, 0, 2, third)
+        await next_life.start()
+        assert third.served == {"more"}, "it tells those that come after it"
+        next_life.close()
+        newborn.close()
+
+
+async def test_a_load_that_takes_long_does_not_keep_a_new_gateway_from_starting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ADOPT_LIMIT_S", 0.1)
+    async with running(folder, Control(), Control()) as (first, second):
+        await first.load("slow")
+        second.close()
+        again = Control()
+        again.hold.clear()
+        newborn = made(folder, 1, 2, again)
+        await newborn.start()
+        assert again.served == set()
+        again.hold.set()
+        await again.loaded.wait()
+        newborn.close()
+
+
+async def test_garbage_and_bugs_are_answered_or_cut_off_and_the_next_question_is_not(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(asked: object) -> bytes:
+        if isinstance(asked, Changes):
+            raise KeyError("a bug of ours")
+        return b"fine"
+
+    path = folder / "one.peer"
+    server = PeerServer(path, answer)
+    await server.start()
+    for data in (b"\xff\xff\xff\xff", b"\x04\x00\x00\x00junk", b"\x01"):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(data)
+        writer.write_eof()
+        async with asyncio.timeout(LIMIT_S):
+            assert await reader.read() == b""
+        writer.close()
+    with pytest.raises(InternalFault) as caught:
+        await ask(path, Changes(), LIMIT_S)
+    assert caught.value.code == Code.INTERNAL
+    assert "a bug of ours" not in caught.value.text
+    assert await ask(path, Show("metrics"), LIMIT_S) == b"fine"
+    server.close()
+    assert not path.exists()
+    with pytest.raises(PeerGone):
+        await ask(path, Show("metrics"), LIMIT_S)
