@@ -154,6 +154,14 @@ def test_however_slow_the_last_answers_were_a_full_batch_may_be_in_flight() -> N
         forecast.check(load, 1, 0.010)
 
 
+def test_a_burst_that_its_deadlines_leave_time_for_is_let_in_whole() -> None:
+    load = FakeLoad()  # batches of 8 in 10 ms: 500 take 0.63 s
+    forecast = Forecast(2, [load])
+    for _ in range(500):
+        forecast.check(load, 1, 2.0)
+        load.rows_in_flight += 1
+
+
 def test_before_a_call_is_read_any_model_that_could_answer_it_lets_it_in() -> None:
     full, idle = FakeLoad(), FakeLoad()
     full.rows_in_flight = 80
