@@ -135,6 +135,7 @@ async def test_cancelled_while_waiting_leaves_at_once(bench: Callable[..., Bench
     future.cancel()
     await asyncio.sleep(0)
     assert b.dispatch.waiting_items() == 0
+    assert len(b.dispatch._batcher) == 0  # and is in no batch later
     assert b.router.batches() == []
 
 

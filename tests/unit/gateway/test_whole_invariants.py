@@ -6,12 +6,14 @@ The gateway's own code in virtual time, between a pool and two workers (tests/su
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.pool_client import CREDIT
 from shared.settings import AdmissionSettings
 from tests.support import virtual_time
+from tests.support.simulation import repeatable
 from tests.support.virtual_server import VirtualServer, model
 
 STAGED = 2
@@ -143,6 +145,32 @@ def test_each_call_ends_once_in_time_with_its_own_answer_and_nothing_stays_behin
     asks: list[Ask], deaths: list[Death]
 ) -> None:
     virtual_time.run(lambda: Play().run(asks, deaths))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_it_is_in_a_crowd_with_many_deaths(seed: int) -> None:
+    """Denser than what is found by search: batches are full when their worker dies."""
+    random = repeatable(seed)
+    asks = [
+        Ask(
+            at_s=random.randrange(100) / 1024,
+            model=random.choice([1, 1, 2]),
+            patience_s=random.choice([0.03, 0.1, 0.5]),
+            priority=random.choice([100, 100, 1]),
+            leaves_after_s=random.choice([0.0, 0.0, 0.0, 0.01]),
+            poison=random.random() < 0.06,
+        )
+        for _ in range(40)
+    ]
+    deaths = [Death(random.randrange(100) / 1024, random.random() < 0.7, random.randrange(2)) for _ in range(4)]
+    play = virtual_time.run(lambda: told(asks, deaths))
+    assert play.server.router.suspects
+
+
+async def told(asks: list[Ask], deaths: list[Death]) -> Play:
+    play = Play()
+    await play.run(asks, deaths)
+    return play
 
 
 @settings(deadline=None, max_examples=30)
