@@ -139,7 +139,7 @@ class Gateway:
         self.readiness.connect(self.flow, parts.describe)
         self.workers.connect([RowCaps(routing.models, self.dispatch.configure), self.dispatch, self.readiness])
         self.dispatch.on_batch = self.metrics.batch
-        self.dispatch.drops, self.outcomes.refused_unread = self.metrics.drops, self.metrics.drops.unread
+        self.dispatch.drops, self.outcomes.refused_unread = self.metrics.drops, self.metrics.unread
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
         export(parts)

@@ -1,7 +1,8 @@
 """Work that was dropped before it was computed: counted once for each item, where it happened and why.
 
 An item is what waits by itself in every queue: an input of a request, or a piece of one with more rows than a batch may
-have. The four points are how far it had come:
+have; a call that was refused before it was read counts as one, of the model `unknown`. The four points are how far it
+had come:
 
     admission  refused at the door: no room, no time, held in quarantine
     prepare    waiting for a slot or a pool process, or in one, when its time was over or its caller had left
@@ -14,7 +15,7 @@ Plain numbers, on the gateway's event loop only. Readiness's own batches are nob
 from collections.abc import Iterator
 from enum import StrEnum
 
-from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY
+from gateway.request import PROOF_PRIORITY
 from shared.errors import Code
 
 
@@ -40,10 +41,6 @@ class Drops:
         if priority != PROOF_PRIORITY:
             key = model, point, reason
             self._counts[key] = self._counts.get(key, 0) + items
-
-    def unread(self, reason: Code) -> None:
-        """A call was refused before its message was read; it counts as one item."""
-        self.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 
     def computed(self, model: str, rows: int) -> None:
         """Rows were computed that nobody waits for."""

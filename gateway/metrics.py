@@ -144,7 +144,7 @@ class Metrics:
         return [((name,), self.drops.rows_for_nobody.get(name, 0)) for name in self._models]
 
     def unread(self, reason: Code) -> None:
-        """A call was refused before anything was read of it, so that nobody knows its model."""
+        """A call was refused before anything was read of it, so that nobody knows its model: one request, one item."""
         self.of("unknown").outcomes[reason].inc()
         self.drops.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 

@@ -1,9 +1,9 @@
 """The preprocess pool, as seen from the gateway: one queue, N supervised processes, each job exactly one answer.
 
 A process has at most two jobs: the one it works on and one staged behind it, so that it never waits for the gateway.
-When a process dies, its first job is a suspect and gets one more try; the staged one is not blamed. Both are tried again
-alone in a process: the first one's answer may have died with it, and then the staged one was the cause. A job over
-`pool.job_limit_ms` loses its process and is answered as the input's fault.
+When a process dies, its first job is a suspect and gets one more try; the staged one is not blamed. Both are tried
+again alone in a process: the first one's answer may have died with it, and then the staged one was the cause. A job
+over `pool.job_limit_ms` loses its process and is answered as the input's fault.
 """
 
 import asyncio

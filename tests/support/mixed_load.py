@@ -31,6 +31,13 @@ class Ask(NamedTuple):
     malformed: bool = False
 
 
+class StreamAsk(NamedTuple):
+    """One stream of so many requests."""
+
+    requests: int
+    leaves_s: float = 0.0
+
+
 Event: TypeAlias = tuple[float, Callable[[], None]]
 """When, and what; in a thread of its own."""
 
@@ -44,16 +51,16 @@ class MixedLoad:
         self.streamed: Counter[str] = Counter()
         self.malformed = 0
 
-    def run(self, first: Iterable[Ask], asks: Iterable[Ask], events: Iterable[Event], limit_s: float) -> None:
-        """Until all calls have ended; `first` one after the other, before the others. `events` break the server."""
-        asyncio.run(asyncio.wait_for(self._run(first, list(asks), events), limit_s))
+    def run(
+        self, asks: list[Ask], limit_s: float, events: Iterable[Event] = (), streams: Iterable[StreamAsk] = ()
+    ) -> None:
+        """Until all calls have ended. `events` break the server meanwhile; streams begin at once."""
+        asyncio.run(asyncio.wait_for(self._run(asks, events, streams), limit_s))
 
-    async def _run(self, first: Iterable[Ask], asks: list[Ask], events: Iterable[Event]) -> None:
+    async def _run(self, asks: list[Ask], events: Iterable[Event], streams: Iterable[StreamAsk]) -> None:
         loop = asyncio.get_running_loop()
         async with grpc.aio.insecure_channel(self._address) as channel:
             await channel.channel_ready()
-            for ask in first:
-                await self._call(channel, ask)
             start_s, tasks = loop.time() + 0.05, list[asyncio.Task[None]]()
 
             def begin(work: Coroutine[Any, Any, None]) -> None:
@@ -63,7 +70,7 @@ class MixedLoad:
                 loop.call_at(start_s + ask.at_s, begin, self._call(channel, ask))
             for at_s, event in events:
                 loop.call_at(start_s + at_s, begin, asyncio.to_thread(event))
-            await asyncio.gather(self._stream(channel, 80, 0.0), self._stream(channel, 60, 0.1))
+            await asyncio.gather(*(self._stream(channel, stream) for stream in streams))
             ended = asyncio.Event()
             loop.call_at(start_s + max(ask.at_s for ask in asks) + 0.01, ended.set)
             await ended.wait()
@@ -80,22 +87,22 @@ class MixedLoad:
         self.unary[ended] += 1
         self.malformed += ask.malformed and ended == "invalid_input"
 
-    async def _stream(self, channel: grpc.aio.Channel, requests: int, leaves_s: float) -> None:
+    async def _stream(self, channel: grpc.aio.Channel, ask: StreamAsk) -> None:
         """All its requests at once, one in three with little time; its caller may leave before it is answered."""
         stream = pb_grpc.InferenceStub(channel).PredictStream()
-        for number in range(requests):
+        for number in range(ask.requests):
             limit_ms = 30 if number % 3 == 0 else 2000
             await stream.write(pb.PredictStreamRequest(id=number, request=_request("good", ""), timeout_ms=limit_ms))
         await stream.done_writing()
-        if leaves_s:
-            asyncio.get_running_loop().call_later(leaves_s, stream.cancel)
+        if ask.leaves_s:
+            asyncio.get_running_loop().call_later(ask.leaves_s, stream.cancel)
         answered = 0
         try:
             async for answer in stream:
                 answered += 1
                 self.streamed[answer.error.reason if answer.WhichOneof("outcome") == "error" else OK] += 1
         except asyncio.CancelledError:
-            self.streamed[LEFT] += requests - answered
+            self.streamed[LEFT] += ask.requests - answered
 
 
 def _request(text: str, model: str) -> pb.PredictRequest:
