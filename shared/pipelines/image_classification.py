@@ -91,8 +91,11 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
         """uint8 [n, size, size, 3] → float32 [n, 3, size, size] in channels_last order, on the same device."""
         image = inputs["image"]
         scale, shift = self._scale_and_shift(image)
+        # Whole lines of pixels against lines of constants: a CPU takes a fifth of the time that it needs where the
+        # innermost dimension has three numbers.
+        lines = image.flatten(2).float().mul_(scale).add_(shift)
         # The bytes already lie in NHWC order, so the permuted view *is* channels_last and nothing is transposed.
-        return (image.permute(0, 3, 1, 2).float().mul_(scale).add_(shift),)
+        return (lines.view(image.shape).permute(0, 3, 1, 2),)
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Logits [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
@@ -127,14 +130,17 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
         ]
 
     def _scale_and_shift(self, image: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-        """Constants of `x * scale + shift`, kept per device: making them anew would wait for the device each time."""
+        """Constants of `x * scale + shift` for a line of pixels, `[size · 3]`.
+
+        Kept per device: making them anew would wait for the device each time.
+        """
         import torch  # noqa: PLC0415 - the worker only
 
         found = self._constants.get(image.device)
         if found is None:
             mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)
-            both = torch.stack([1 / std, -mean / std]).to(image.device, torch.float32)
-            found = self._constants[image.device] = (both[0].view(1, 3, 1, 1), both[1].view(1, 3, 1, 1))
+            both = torch.stack([1 / std, -mean / std]).repeat(1, self.config.size).to(image.device, torch.float32)
+            found = self._constants[image.device] = (both[0], both[1])
         return found
 
 
