@@ -148,6 +148,10 @@ class Metrics:
         self.of("unknown").outcomes[reason].inc()
         self.drops.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 
+    def known(self, asked: str) -> str:
+        """The name that a request gives, once it is one of ours that has run; else `unknown`."""
+        return asked if asked in self._models else "unknown"
+
     def of(self, name: str) -> _OfModel:
         """The metrics of a served model; `unknown` for requests that named none of ours."""
         found = self._models.get(name)
@@ -176,7 +180,7 @@ class MeasuredRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        name = self.model.name if self.model else "unknown"
+        name = self.model.name if self.model else self._metrics.known(self._request.model)
         of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name)
         outcome = self._outcome(error)
         of_model.outcomes[outcome or "ok"].inc()

@@ -12,6 +12,8 @@ from shared.errors import Code, HeadraceError
 from shared.pipeline import Options, RawInput
 from shared.settings import AdmissionSettings
 from tests.support import virtual_time
+from tests.support.dispatch_bench import Bench
+from tests.support.gateway_parts import connect_worker, served
 from tests.support.simulation import repeatable
 from tests.support.virtual_processes import NBYTES
 from tests.support.virtual_server import VirtualServer, model
@@ -246,6 +248,36 @@ def test_the_books_balance_whatever_happens(seed: int) -> None:
     for reason in ("cancelled", "deadline_exceeded"):
         assert sum(items for (_, why), items in drops.items() if why == reason) <= counts[reason]
     assert {reason for _, reason in inside} <= {"cancelled", "deadline_exceeded"}
+
+
+async def test_left_in_the_very_turn_in_which_a_batch_is_formed(bench: Callable[..., Bench]) -> None:
+    made = served(max_wait_s=10.0)
+    b = bench(made)
+    connect_worker(b.workers, 1)
+    coming = await b.lease(made, prepared=False)
+    future = await b.submit(made)
+    coming.prepared()  # nobody is waited for any more
+    future.cancel()
+    b.dispatch.kick()
+    await asyncio.sleep(0)
+    assert b.router.batches() == []
+    assert list(b.dispatch.drops.rows()) == [(("words", "batch", "cancelled"), 1)]
+
+
+async def test_left_in_the_very_turn_in_which_the_worker_answers(bench: Callable[..., Bench]) -> None:
+    made = served()
+    b = bench(made)
+    counted: list[int] = []
+    b.dispatch.on_batch = lambda _model, _batch, _done, nobody: counted.append(nobody)
+    worker = connect_worker(b.workers, 1)
+    future = await b.submit(made)
+    b.dispatch.kick()
+    (batch,) = b.router.batches()
+    future.cancel()
+    b.answer(worker, batch)
+    await asyncio.sleep(0)
+    assert counted == [1]
+    assert list(b.dispatch.drops.rows()) == []
 
 
 def test_readiness_own_batches_are_nobodys_drops() -> None:

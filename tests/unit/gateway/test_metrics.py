@@ -7,7 +7,7 @@ from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.metrics import Metrics
 from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
 from shared.clock import now_s
-from shared.errors import Code, InvalidInput
+from shared.errors import Code, InvalidInput, NotReady
 from shared.messages import BatchDone
 from shared.pipeline import RawInput
 from tests.support.gateway_parts import served
@@ -59,6 +59,17 @@ def test_what_names_no_model_of_ours_is_unknown_and_adds_no_series() -> None:
     text = generate_latest(metrics.registry).decode()
     assert "made-up" not in text
     assert value(metrics, "headrace_requests_total", model="unknown", outcome="invalid_input") == 2
+
+
+def test_a_request_for_a_model_that_is_not_ready_counts_for_that_model() -> None:
+    metrics = Metrics()
+    metrics.of("words")  # has run before
+    for name, counted in (("words", "words"), ("made-up", "unknown")):
+        asked = request()
+        asked.model = name
+        with pytest.raises(NotReady), metrics.request(asked):
+            raise NotReady("its worker was lost")
+        assert value(metrics, "headrace_requests_total", model=counted, outcome="not_ready") == 1
 
 
 def test_numbers_that_others_keep_are_read_when_somebody_looks() -> None:
