@@ -48,7 +48,7 @@ class Words(Pipeline):
     def example(self):
         return RawInput(kind="text", data=b"good")
 """
-RATE, SECONDS = 350.0, 2.5
+RATE, SECONDS = 350.0, 2.0
 LIMIT_S = 20.0
 POISON = Ask(0.0, text="poison", timeout_s=10.0)
 GONE = ("cancelled", "deadline_exceeded")
@@ -93,7 +93,7 @@ def test_the_ledger_closes_by_reason(words_site: Site) -> None:
     site, asks = words_site, mixed()
     with serving(site):
         load = MixedLoad(site.grpc)
-        kills = [(0.8, lambda: kill_one(site.worker_pids)), (1.6, lambda: kill_one(site.pool_pids))]
+        kills = [(0.6, lambda: kill_one(site.worker_pids)), (1.3, lambda: kill_one(site.pool_pids))]
         load.run([POISON], LIMIT_S)
         load.run([POISON], LIMIT_S)  # refused from now on
         eventually("a whole pool", lambda: len(site.pool_pids()) == 2, LIMIT_S)
