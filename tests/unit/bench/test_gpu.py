@@ -126,8 +126,9 @@ def test_rows_and_batches_are_read_from_the_metrics() -> None:
 
 
 def test_the_section_takes_the_best_and_replaces_an_earlier_one() -> None:
-    rounds = [cpu_serving.Round(6.0, 7.0, 6.3, 8.4, 31.0), cpu_serving.Round(6.5, 7.0, 9.9, 9.9, 32.0)]
+    rounds = [cpu_serving.Round(6.0, 6.06, 7.0, 6.3, 8.4, 31.0), cpu_serving.Round(6.5, 6.5, 7.0, 9.9, 9.9, 32.0)]
     text = cpu_serving.section([rounds[0], *rounds], "here")
+    assert "| 6.00 | 6.06 | 1.010 × |" in text
     assert "| 6.00 | 6.30 | 1.050 × |" in text
     assert "| 7.00 | 8.40 | 1.200 × |" in text
     page = cpu_serving.inserted("# Page\n\nWords.\n\n## Results\n\ntable\n", text)
