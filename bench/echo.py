@@ -1,9 +1,9 @@
 """Plain grpc.aio, one process: takes the bytes of a request and gives bytes back, without parsing either.
 
 `/bench.Echo/Same` answers the request's own bytes; `/bench.Echo/Answer` the bytes of a real answer (about 200), which
-is what a server has to send. With `--canned`, every file of a folder is a method of `inference.GRPCInferenceService`
-that always answers the file's bytes, so that a load generator of that protocol can run against it; ModelStatistics
-counts the ModelInfer that were answered. Stops on SIGTERM.
+is what a server has to send; `/bench.Echo/Stream` does so for each message of a stream. With `--canned`, every file of
+a folder is a method of `inference.GRPCInferenceService` that always answers the file's bytes, so that a load generator
+of that protocol can run against it; ModelStatistics counts the ModelInfer that were answered. Stops on SIGTERM.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -54,21 +55,29 @@ def _always(answer: bytes) -> _Method:
     return answered
 
 
+def _stream(answer: bytes) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    async def answered(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while await context.read() is not grpc.aio.EOF:
+            await context.write(answer)
+
+    return grpc.stream_stream_rpc_method_handler(answered)
+
+
 async def _same(request: bytes, _context: _Context) -> bytes:
     return request
 
 
 def _handlers(answer: bytes, canned: _Canned) -> tuple[grpc.GenericRpcHandler, ...]:
-    services = {
+    unary = {
         "bench.Echo": {"Same": _same, "Answer": _always(answer)},
         "inference.GRPCInferenceService": canned.methods(),
     }
-    return tuple(
-        grpc.method_handlers_generic_handler(
-            service, {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
-        )
-        for service, methods in services.items()
-    )
+    found: dict[str, dict[str, grpc.RpcMethodHandler[bytes, bytes]]] = {
+        service: {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+        for service, methods in unary.items()
+    }
+    found["bench.Echo"]["Stream"] = _stream(answer)
+    return tuple(grpc.method_handlers_generic_handler(service, methods) for service, methods in found.items())
 
 
 async def _serve(answer: bytes, canned: _Canned) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import grpc
 
+from gateway.api.bunch import Bunch
 from gateway.api.interceptors import Call, Edge
 from gateway.api.outcomes import OK
 from gateway.api.status import error_message
@@ -71,8 +72,7 @@ class Stream:
         self._settings = settings
         self._drain = drain
         self._places = asyncio.Semaphore(settings.stream_in_flight)
-        self._open = 0
-        """Requests read and not yet answered on the wire."""
+        self._bunch: Bunch[pb.PredictStreamRequest] = Bunch(self._begin)
         self._finished: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: reading has ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
@@ -98,28 +98,34 @@ class Stream:
             self._reader.cancel()
 
     async def _read(self) -> None:
-        while True:
-            await self._places.acquire()
-            raw = await self._call.context.read()
-            if raw is grpc.aio.EOF:
-                return
-            message = self._edge.parse(pb.PredictStreamRequest.FromString, raw)
-            self._open += 1
-            task = asyncio.create_task(self._work(message, now_s()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        read, bunch = self._call.context.read, self._bunch
+        try:
+            while True:
+                await self._places.acquire()
+                raw = await read()
+                if raw is grpc.aio.EOF:
+                    return
+                bunch.add(self._edge.parse(pb.PredictStreamRequest.FromString, raw), len(raw), now_s())
+        finally:
+            bunch.flush()
+
+    def _begin(self, message: pb.PredictStreamRequest, arrived_s: float) -> None:
+        task = asyncio.create_task(self._work(message, arrived_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _write_all(self, reader: asyncio.Task[None]) -> None:
-        while self._open or not reader.done():
+        while self._bunch.open or not reader.done():
             answer = await self._finished.get()
             if answer is not None:
                 await self._call.context.write(answer)
-                self._open -= 1
+                self._bunch.answered()
                 self._places.release()
             elif not reader.cancelled():
                 reader.result()  # raises what ended the reading when it was not the caller's half-close
 
     async def _drop_all(self, reader: asyncio.Task[None]) -> None:
+        self._bunch.drop()
         left = [task for task in (reader, *self._tasks) if not task.done()]
         for task in left:
             task.cancel()

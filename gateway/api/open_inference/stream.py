@@ -6,6 +6,7 @@ from typing import Protocol
 import grpc
 
 from gateway.api import status
+from gateway.api.bunch import Bunch
 from gateway.api.interceptors import Call, Edge
 from gateway.api.native_stream import Drain
 from gateway.api.open_inference import grpc_codec, grpc_wire
@@ -42,6 +43,7 @@ class InferStream:
         self._in_order: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()  # None: reading has ended
         self._tasks: set[asyncio.Task[bytes]] = set()
         self._reader: asyncio.Task[None] | None = None
+        self._bunch: Bunch[bytes] = Bunch(self._begin)
 
     async def run(self) -> None:
         """Until the caller's half-close is answered. Leaving early (cancel, error) drops all work of the stream."""
@@ -66,22 +68,31 @@ class InferStream:
             self._reader.cancel()
 
     async def _read(self) -> None:
-        while True:
-            await self._places.acquire()
-            raw = await self._call.context.read()
-            if raw is grpc.aio.EOF:
-                return
-            task = asyncio.create_task(self._work(raw, now_s()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            self._in_order.put_nowait(task)
+        read, bunch = self._call.context.read, self._bunch
+        try:
+            while True:
+                await self._places.acquire()
+                raw = await read()
+                if raw is grpc.aio.EOF:
+                    return
+                bunch.add(raw, len(raw), now_s())
+        finally:
+            bunch.flush()
+
+    def _begin(self, raw: bytes, arrived_s: float) -> None:
+        task = asyncio.create_task(self._work(raw, arrived_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._in_order.put_nowait(task)
 
     async def _write_all(self) -> None:
         while (task := await self._in_order.get()) is not None:
             await self._call.context.write(await task)
+            self._bunch.answered()
             self._places.release()
 
     async def _drop_all(self, reader: asyncio.Task[None]) -> None:
+        self._bunch.drop()
         left = [task for task in (reader, *self._tasks) if not task.done()]
         for task in left:
             task.cancel()
