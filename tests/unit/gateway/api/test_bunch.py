@@ -4,6 +4,10 @@ from gateway.api.bunch import HOLD_S, SMALL_BYTES, Bunch
 from tests.support import virtual_time
 
 
+async def later(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # in virtual time
+
+
 class Caller:
     """Sends on a stream; notes what begins together, and when."""
 
@@ -38,7 +42,7 @@ def test_one_at_a_time_never_waits() -> None:
             caller.send(message)
             assert caller.begun[-1][1] == message
             caller.answered(1)
-            await asyncio.sleep(0.001)
+            await later(0.001)
 
     virtual_time.run(main)
 
@@ -47,9 +51,9 @@ def test_what_comes_while_others_are_open_begins_together_after_a_moment() -> No
     async def main() -> list[tuple[float, str]]:
         caller = Caller()
         caller.send("a", "b")
-        await asyncio.sleep(HOLD_S / 2)
+        await later(HOLD_S / 2)
         caller.send("c")
-        await asyncio.sleep(HOLD_S)
+        await later(HOLD_S)
         return caller.together()
 
     assert virtual_time.run(main) == [(0.0, "a"), (HOLD_S, "bc")]
@@ -59,7 +63,7 @@ def test_when_all_that_a_caller_keeps_open_are_held_nobody_else_is_waited_for() 
     async def main() -> list[tuple[float, str]]:
         caller = Caller()
         caller.send("a", "b", "c")
-        await asyncio.sleep(2 * HOLD_S)  # from here on it is known to keep three open
+        await later(2 * HOLD_S)  # from here on it is known to keep three open
         caller.answered(3)
         caller.send("d", "e")
         assert len(caller.begun) == 3
@@ -73,10 +77,10 @@ def test_a_caller_that_goes_on_one_at_a_time_waits_only_once() -> None:
     async def main() -> list[tuple[float, str]]:
         caller = Caller()
         caller.send("a", "b")
-        await asyncio.sleep(2 * HOLD_S)
+        await later(2 * HOLD_S)
         caller.answered(2)
         caller.send("c")
-        await asyncio.sleep(2 * HOLD_S)
+        await later(2 * HOLD_S)
         caller.answered(1)
         caller.send("d")
         return caller.together()[2:]
@@ -101,7 +105,7 @@ def test_what_is_held_begins_when_the_reading_ends_and_never_after_the_stream_ha
         assert len(caller.begun) == 2
         caller.send("c")
         caller.bunch.drop()
-        await asyncio.sleep(2 * HOLD_S)
+        await later(2 * HOLD_S)
         assert (len(caller.begun), caller.bunch.open) == (2, 2)
 
     virtual_time.run(main)
