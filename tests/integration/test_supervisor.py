@@ -171,6 +171,25 @@ async def test_workers_that_all_fail_are_given_up(stop: Asked) -> None:
     assert await running.exit_code() == ExitCode.INTERNAL
 
 
+def test_several_gateways_share_the_ports_that_are_held_for_them() -> None:
+    two = Settings(gateway={"processes": 2, "grpc_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"})  # type: ignore[arg-type]  # as a file gives it
+    ports = supervisor._shared_ports(two)
+    assert ports is not None
+    kept = supervisor._commands(None, two, ports)
+    grpc, http = ports.addresses.values()
+    assert "127.0.0.1:0" not in {grpc, http}
+    assert [(command.name, command.argv[2:]) for command in kept[:2]] == [
+        (name, ["gateway", "--index", str(index), "--grpc-address", grpc, "--http-address", http])
+        for index, name in enumerate(["gateway", "gateway-1"])
+    ]
+    assert len({command.stop_order for command in kept[:2]}) == 1
+    with pytest.raises(StartupError, match=r"gateway\.grpc_address .* it is in use") as caught:
+        supervisor._shared_ports(Settings(gateway={"processes": 2, "grpc_address": grpc}))  # type: ignore[arg-type]  # as above
+    assert caught.value.exit_code == ExitCode.IN_USE
+    ports.close()
+    assert supervisor._shared_ports(Settings()) is None
+
+
 def test_as_many_workers_as_set_each_with_its_number() -> None:
     kept = supervisor._commands(Path("c.yaml"), Settings(worker=WorkerSettings(count=3)))
     assert [command.name for command in kept] == ["gateway", "worker-0", "worker-1", "worker-2"]

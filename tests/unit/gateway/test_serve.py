@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import serve as serve_module
-from gateway.serve import Announcement, serve
+from gateway.serve import Announcement, serve, until_settled
 from gateway.state import ModelState
 from shared.child import Announcer
 from shared.errors import ExitCode
@@ -99,3 +99,42 @@ async def test_a_failing_check_does_not_end_the_gateway(monkeypatch: pytest.Monk
     made = announcement(State(ModelState("good", "v", "ready")), Told())
     assert await asyncio.wait_for(serve(stop, made, tick), LIMIT_S) == ExitCode.OK  # type: ignore[arg-type]  # a fake
     assert len(ticks) >= 3
+
+
+async def test_one_of_several_waits_for_its_models_before_it_listens() -> None:
+    sim, other = ModelState("sim", "0" * 16, "loading"), ModelState("other", "0" * 16, "failed")
+    state = State(sim, other)
+    listens = asyncio.create_task(until_settled(state, Stop(), lambda: None))  # type: ignore[arg-type]  # a fake
+    await asyncio.sleep(0)
+    state.changed()
+    await asyncio.sleep(0)
+    assert not listens.done()
+    sim.phase = "ready"
+    state.changed()
+    async with asyncio.timeout(LIMIT_S):
+        await listens
+
+
+async def test_it_waits_no_longer_than_its_limit_nor_after_a_stop_and_looks_after_hangs_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_module, "TICK_S", 0.001)
+    state, stop = State(ModelState("sim", "0" * 16, "loading")), Stop()
+
+    def tick() -> None:
+        stop.ask()
+
+    async with asyncio.timeout(LIMIT_S):
+        await until_settled(state, stop, tick)  # type: ignore[arg-type]  # a fake
+        monkeypatch.setattr(serve_module, "LISTEN_LATEST_S", 0.01)
+        await until_settled(state, Stop(), lambda: None)  # type: ignore[arg-type]  # a fake
+
+
+def test_models_that_were_unloaded_elsewhere_are_no_reason_to_give_up() -> None:
+    told = Told()
+
+    async def announce() -> None:
+        Announcement(told, State(ModelState("sim", "0" * 16, "unloaded")), (1, 2), Settings(), "gateway-1")
+
+    asyncio.run(announce())
+    assert told.lines == ["gRPC 127.0.0.1:1, HTTP 127.0.0.1:2, models none"]

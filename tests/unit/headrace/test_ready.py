@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace import ready
-from headrace.ready import ready_text
+from headrace.ready import ReadyWord, ready_text
 from shared.settings import Settings
 
 DETAIL = "gRPC 127.0.0.1:8001, HTTP 127.0.0.1:8000, models efficientnet-lite0"
@@ -67,3 +67,26 @@ def test_the_program_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: py
 
 def test_a_model_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert "curl" in ready_text(DETAIL, Settings(repository=tmp_path / "models"))
+
+
+def test_the_word_is_said_once_when_all_gateways_are_ready_at_once(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving: set[str] = set()
+    word = ReadyWord(["gateway", "gateway-1"], settings)
+    word.serving = lambda: serving
+    said: list[int] = []
+
+    def ready(name: str, first: bool) -> None:
+        serving.add(name)
+        word(name, DETAIL, first)
+        said.append(capsys.readouterr().out.count("Headrace is ready: "))
+
+    ready("gateway", True)
+    ready("worker-0", True)
+    serving.discard("gateway")  # it dies before the other one is ready
+    ready("gateway-1", True)
+    ready("gateway", False)
+    serving.discard("gateway-1")
+    ready("gateway-1", False)
+    assert said == [0, 0, 0, 1, 0]
