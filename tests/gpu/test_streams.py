@@ -4,6 +4,7 @@ import select
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -53,6 +54,10 @@ def runner(
     device: CudaDevice, function: Callable[[torch.Tensor], torch.Tensor], precision: Precision = "fp32"
 ) -> StreamRunner:
     return StreamRunner(Function(function), ToyPipeline(), device, precision, 0)
+
+
+def floats(array: Array) -> npt.NDArray[np.float32]:
+    return np.asarray(array, np.float32)
 
 
 def slow_double(x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +111,8 @@ def test_a_graph_answers_as_the_network_does_and_queues_faster(cuda: CudaDevice)
             assert module.prepare(example, [1, 2, 4, 8]) == (1, 2, 4, 8), logs
         assert module.memory_bytes >= before
         for _ in range(3):
-            np.testing.assert_allclose(
-                module.run([[example[0][:3]]], 4, precision).outputs[0], eager, rtol=1e-3, atol=1e-4
-            )
+            got = module.run([[example[0][:3]]], 4, precision).outputs[0]
+            np.testing.assert_allclose(floats(got), floats(eager), rtol=1e-3, atol=1e-4)
 
 
 def test_graphs_of_all_sizes_share_memory_and_never_each_others_rows(cuda: CudaDevice) -> None:
@@ -117,12 +121,12 @@ def test_graphs_of_all_sizes_share_memory_and_never_each_others_rows(cuda: CudaD
     random = np.random.default_rng(1)
     under_way: list[tuple[Array, StreamPass]] = []
     for number in range(40):
-        rows = random.random((int(random.integers(1, 9)), WIDTH), np.float32)
+        rows: Array = random.random((int(random.integers(1, 9)), WIDTH), np.float32)
         padded = next(size for size in (1, 2, 4, 8) if size >= len(rows))
         under_way.append((rows, module.start([[rows]], padded, "fp32", number % 2)))
         if len(under_way) == 2:
             rows, first = under_way.pop(0)
-            np.testing.assert_allclose(first.wait().outputs[0], rows * 2 + 1, rtol=1e-6)
+            np.testing.assert_allclose(floats(first.wait().outputs[0]), floats(rows) * 2 + 1, rtol=1e-6)
 
 
 def test_a_network_that_waits_for_the_device_runs_eagerly(cuda: CudaDevice) -> None:

@@ -80,6 +80,10 @@ class FakeStreams(Streams):
         self.changed_by_graph = 0.0
         """Added to what a graph computes."""
         self.graphs = 0
+        self.refused = 0
+        """Calls that did not fit."""
+        self.settled_after: list[int] = []
+        """Per call of `settle`, how many steps there were before it."""
         self.rung: list[FakeMark] = []
         self._queue: Queue = "computing"
         self._free_s: dict[Queue, float] = {"copies": 0.0, "computing": 0.0}
@@ -130,6 +134,7 @@ class FakeStreams(Streams):
         rows = len(inputs[0])
         under_way = sum(step.rows for step in self.steps if step.what == "call" and step.end_s > self.now_s)
         if self.memory_rows is not None and under_way + rows > self.memory_rows:
+            self.refused += 1
             raise torch.OutOfMemoryError(f"no memory for {rows} rows beside {under_way}")
         outputs = tuple(torch.full_like(output, 0) for output in function(inputs))
         self.queue_function("call", function, inputs, outputs)
@@ -152,6 +157,7 @@ class FakeStreams(Streams):
 
     def settle(self) -> None:
         """See Streams."""
+        self.settled_after.append(len(self.steps))
         self.advance(max(self.now_s, *self._free_s.values()))
 
     def reserved_bytes(self) -> int:

@@ -181,6 +181,7 @@ def test_running_out_of_memory_beside_another_batch_teaches_no_cap(arena: TwoSid
     assert bench.finish() == {n: [2 * n] for n in range(4, 8)}
     assert bench.finish() == {n: [2 * n] for n in range(8, 12)}
     assert version.row_cap is None, "each of them fits by itself"
+    assert bench.streams.refused == 1, "the second try waits for the batch that was started meanwhile"
 
 
 def test_more_rows_than_fit_are_halved_answered_and_remembered(arena: TwoSidedArena) -> None:
