@@ -54,7 +54,7 @@ class Infer:
             answer = await self._flow.answer(ready)
             found = outputs.selected(model, answer, request.outputs)
             written = [_written(output, targets.get(output.name)) for output in found]
-        return InferResponse(model.name, answer.version, request.id, written, times.server_timing())
+        return InferResponse(model.name, answer.version, request.id, written)
 
     def refused(self, name: str, error: HeadraceError, arrived_s: float) -> None:
         """A request was refused before the flow saw it; a codec calls this for its own refusals."""

@@ -65,4 +65,3 @@ class InferResponse(NamedTuple):
     id: str
     """The caller's, byte for byte; empty stays empty."""
     outputs: list[InferOutput]
-    server_timing: str

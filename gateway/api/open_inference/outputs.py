@@ -89,6 +89,9 @@ def _joined(results: list[Tensors]) -> list[RawTensor]:
     """One result per input, in order → one tensor per output; a single result is taken as it is, without a copy."""
     tensors = []
     for number, first in enumerate(results[0].tensors):
+        if len(results) == 1 and isinstance(first.data, bytes | memoryview):
+            tensors.append(RawTensor(first.name, first.datatype, first.shape, first.data))
+            continue
         parts = [result.tensors[number] for result in results]
         if any(part.shape[1:] != first.shape[1:] for part in parts):
             raise InvalidInput(f"output {first.name!r} has rows of different shapes; send one row a request")

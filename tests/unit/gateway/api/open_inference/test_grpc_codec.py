@@ -128,7 +128,7 @@ def test_an_answer_is_raw_with_one_entry_per_output() -> None:
         InferOutput("a", "FP32", (1, 1), memoryview(b"1234"), {}),
         InferOutput("b", "BYTES", (0,), b"", {}),
     ]
-    answer = InferResponse("m", "v", "id", outputs, "")
+    answer = InferResponse("m", "v", "id", outputs)
 
     message = pb.ModelInferResponse.FromString(grpc_codec.response(answer))
     stream = pb.ModelStreamInferResponse.FromString(grpc_codec.stream_response(answer))

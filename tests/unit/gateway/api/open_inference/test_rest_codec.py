@@ -172,7 +172,7 @@ def test_bytes_that_belong_to_no_input_are_refused() -> None:
 
 
 def response(*outputs: InferOutput, request_id: str = "") -> InferResponse:
-    return InferResponse("m", "v1", request_id, list(outputs), "")
+    return InferResponse("m", "v1", request_id, list(outputs))
 
 
 Y = InferOutput("y", "FP32", (1, 2), np.array([0.5, 3], "<f4").tobytes(), {})
