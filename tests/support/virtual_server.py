@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.cost_model import CostModel
@@ -33,10 +31,13 @@ from shared.pipeline import RawInput
 from shared.results import Text
 from shared.settings import AdmissionSettings, WorkerSettings
 from tests.support.gateway_parts import connect_worker, served, welcome
-from tests.support.virtual_processes import NBYTES, POISON, Cost, VirtualPool, VirtualWorkers
+from tests.support.virtual_processes import NBYTES, Cost, VirtualPool, VirtualWorkers
 
 INLINE_BYTES = 32
 """So that every input, tensor and output has a slot."""
+Words = tuple[bytes, ...]
+"""What the inputs of a request begin with."""
+PLAIN: Words = (b"",)
 
 
 class Call(NamedTuple):
@@ -106,24 +107,29 @@ class VirtualServer:
             self.workers.on_message(worker.identity, loaded)
 
     async def call(
-        self, number: int, patience_s: float, *, model: int = 1, priority: int = DEFAULT_PRIORITY, poison: bool = False
+        self, number: int, patience_s: float, *, model: int = 1, priority: int = DEFAULT_PRIORITY, words: Words = PLAIN
     ) -> None:
-        """One request, to its end; its word is its number, so that an answer can be told from another's."""
+        """One request, to its end; it is made of its number, so that its answer can be told from another's."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        word = (POISON if poison else b"") + str(number).encode()
-        word = word.ljust(NBYTES)
-        name = self.models[model - 1].name
+        data = [(word + b"%d of %d" % (index, number)).ljust(NBYTES) for index, word in enumerate(words)]
         request = Request(
-            name, "", str(number), [RawInput(kind="text", data=word)], {}, now_s + patience_s, now_s, NBYTES,
+            self.models[model - 1].name,
+            "",
+            str(number),
+            [RawInput(kind="text", data=word) for word in data],
+            {},
+            now_s + patience_s,
+            now_s,
+            NBYTES * len(data),
             priority=priority,
-        )  # fmt: skip
+        )
         outcome = "ok"
         try:
             answer = await self.flow.answer(request)
-            (result,) = answer.results
-            if not isinstance(result, Text) or result.text != word.decode():
-                self.wrong.append((number, repr(result)))
+            texts = [result.text if isinstance(result, Text) else repr(result) for result in answer.results]
+            if texts != [word.decode() for word in data]:
+                self.wrong.append((number, repr(texts)))
         except HeadraceError as error:
             outcome = str(error.code)
         except asyncio.CancelledError:
@@ -167,9 +173,10 @@ class VirtualServer:
 
 
 def model(
-    number: int = 1, *, max_rows: int = 8, max_wait_s: float = 0.005, name: str = "words", weight: float = 1.0
+    number: int = 1, *, max_rows: int = 8, max_wait_s: float = 0.005, name: str = "words", inline: bool = True
 ) -> ServedModel:
-    """A model of words of 64 bytes."""
+    """A model of words of 64 bytes, finished inline or in the pool."""
     made = served(number, name=name, max_rows=max_rows, max_wait_s=max_wait_s, nbytes=NBYTES)
-    made.limits = msgspec.structs.replace(made.limits, weight=weight)
+    if not inline:
+        made.pipeline.postprocess_is_trivial = False  # type: ignore[misc]  # of this one only
     return made

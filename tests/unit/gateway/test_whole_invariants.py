@@ -14,7 +14,8 @@ from gateway.pool_client import CREDIT
 from shared.settings import AdmissionSettings
 from tests.support import virtual_time
 from tests.support.simulation import repeatable
-from tests.support.virtual_server import VirtualServer, model
+from tests.support.virtual_processes import POISON
+from tests.support.virtual_server import PLAIN, VirtualServer, Words, model
 
 STAGED = 2
 PROCESSES = 2
@@ -25,14 +26,14 @@ COST_S = {1: (0.004, 0.001), 2: (0.030, 0.0)}
 
 @dataclass(frozen=True)
 class Ask:
-    """A call, and after how long its caller leaves (0: it stays)."""
+    """A call of one or many inputs, and after how long its caller leaves (0: it stays)."""
 
     at_s: float
     model: int
     patience_s: float
     priority: int
     leaves_after_s: float
-    poison: bool
+    words: Words
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ ASKS = st.builds(
     patience_s=st.sampled_from([0.001, 0.01, 0.03, 0.1, 0.5]),
     priority=st.sampled_from([100, 100, 1, 200]),
     leaves_after_s=st.sampled_from([0.0, 0.0, 0.0, 0.002, 0.01, 0.05]),
-    poison=st.sampled_from([False] * 15 + [True]),
+    words=st.sampled_from([PLAIN] * 9 + [PLAIN * 2] * 3 + [PLAIN * 6] * 3 + [(b"", POISON)]),
 )
 DEATHS = st.builds(Death, at_s=TIMES, of_worker=st.booleans(), place=st.integers(0, 1))
 
@@ -61,7 +62,7 @@ class Play:
     """One story; the watch looks at everything that is limited, all the time."""
 
     def __init__(self) -> None:
-        models = [model(1, max_rows=4), model(2, max_rows=2, name="slow")]
+        models = [model(1, max_rows=4), model(2, max_rows=2, name="slow", inline=False)]
         self.server = VirtualServer(
             models,
             lambda number, rows: COST_S[number][0] + COST_S[number][1] * rows,
@@ -77,7 +78,7 @@ class Play:
         calls: list[asyncio.Task[None]] = []
 
         def ask(number: int, one: Ask) -> None:
-            call = self.server.call(number, one.patience_s, model=one.model, priority=one.priority, poison=one.poison)
+            call = self.server.call(number, one.patience_s, model=one.model, priority=one.priority, words=one.words)
             calls.append(task := loop.create_task(call))
             if one.leaves_after_s:
                 loop.call_later(one.leaves_after_s, task.cancel)
@@ -158,7 +159,7 @@ def test_so_it_is_in_a_crowd_with_many_deaths(seed: int) -> None:
             patience_s=random.choice([0.03, 0.1, 0.5]),
             priority=random.choice([100, 100, 1]),
             leaves_after_s=random.choice([0.0, 0.0, 0.0, 0.01]),
-            poison=random.random() < 0.06,
+            words=random.choice([PLAIN, PLAIN, PLAIN * 3, (b"", b"", POISON) if random.random() < 0.2 else PLAIN]),
         )
         for _ in range(40)
     ]
