@@ -52,7 +52,7 @@ def count(site: Site, metric: str, model: str) -> float:
 
 @pytest.mark.parametrize("kind", ["poisson", "bursts of a batch and a half"])
 def test_at_60_percent_load_the_queue_time_stays_below_one_batch_and_the_wait(paced: Site, kind: str) -> None:
-    rate, seconds = 0.6 * PEAK, 2.0
+    rate, seconds = 0.6 * PEAK, 1.6
     load = (
         poisson(5, rate=rate, seconds=seconds) if kind == "poisson" else bursts(12, every_s=12 / rate, seconds=seconds)
     )
@@ -80,7 +80,7 @@ def test_decoding_and_device_overlap(paced: Site) -> None:
 
     def measure() -> None:
         before_ms, start_s = busy_ms(paced, "twin"), time.monotonic()
-        answered = keep_sending(paced.grpc, "twin", "20", callers=16, seconds=2.0)
+        answered = keep_sending(paced.grpc, "twin", "20", callers=16, seconds=1.5)
         took_s = time.monotonic() - start_s
         idle_share = 1 - (busy_ms(paced, "twin") - before_ms) / (took_s * 1e3)
         in_turn = TWIN_ROWS / (2 * TWIN_MS) * 1e3
@@ -96,7 +96,7 @@ def test_overload_is_refused_and_answered_at_the_peak_and_over_within_half_a_sec
 
 def overload(paced: Site) -> None:
     """Four times what the model can do, three times in a row: the memory stays as it is after the first one."""
-    seconds, memory, late, calls = 1.2, list[int](), 0, 0
+    seconds, memory, late, calls = 0.8, list[int](), 0, 0
     rows, nobody = (
         count(paced, "headrace_rows_total", "steady"),
         count(paced, "headrace_rows_for_nobody_total", "steady"),
