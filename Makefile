@@ -116,6 +116,10 @@ bench: $(VENV)/.dev fetch ## Measure the server beside the bare loop and plain g
 bench-open-inference: $(VENV)/.dev fetch ## Measure the Open Inference Protocol with perf_analyzer (about 4 minutes)
 	@$(PY) -m bench.open_inference
 
+.PHONY: bench-small
+bench-small: $(VENV)/.dev ## Measure small tensors: calls and streams beside plain gRPC (about 2 minutes)
+	@$(PY) -m bench.small_tensors
+
 .PHONY: bench-overload
 bench-overload: $(VENV)/.dev ## Offer two and four times what the server can do: what is left? (about 4 minutes)
 	@$(PY) -m bench.overload
