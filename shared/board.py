@@ -9,15 +9,12 @@ import mmap
 import struct
 from typing import NamedTuple
 
-from shared.settings import MAX_WORKERS
-
 BOARD_BYTES = 4096
 IDLE, ELSEWHERE = 0, -1
 """In place of a batch's number: between two batches; at work for another gateway."""
 
 _RECORD = struct.Struct("<qd")
 _PLACES = BOARD_BYTES // _RECORD.size
-assert _PLACES >= MAX_WORKERS  # noqa: S101 - about two constants
 
 
 class Doing(NamedTuple):
