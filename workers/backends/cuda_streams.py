@@ -1,6 +1,7 @@
 """The port `Streams` on CUDA. Worker only; needs a GPU to do anything, so `tests/gpu` is where it is tested."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
@@ -57,6 +58,11 @@ class CudaStreams(Streams):
         self._computing = _stream(device)
         self._capturing = _stream(device)
         self._bell = Bell()
+        self._capture_lock = threading.Lock()
+
+    def no_capture(self) -> AbstractContextManager[object]:
+        """Inside, no other thread captures a graph: waiting for the whole device would end in an error meanwhile."""
+        return self._capture_lock
 
     def buffer(self, nbytes: int) -> Tensor:
         """See Streams. The allocator hands memory out again in the order of the stream that it was asked on."""
@@ -99,16 +105,21 @@ class CudaStreams(Streams):
 
     def capture(self, function: Function, inputs: Sequence[Tensor], pool: object) -> Graph:
         """See Streams. Other threads may go on using the device meanwhile, hence the error mode and the stream."""
+        graph = torch.cuda.CUDAGraph()
+        # The outer block also gives the thread its stream back where the end of a failed capture raises.
         with torch.cuda.stream(self._capturing):
             function(inputs)  # libraries make their handles and workspaces for a stream at the first call on it
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._capturing, capture_error_mode="thread_local"):  # type: ignore[arg-type]  # an opaque handle
-            outputs = function(inputs)
+            with (
+                self._capture_lock,
+                torch.cuda.graph(graph, pool=pool, stream=self._capturing, capture_error_mode="thread_local"),  # type: ignore[arg-type]  # an opaque handle
+            ):
+                outputs = function(inputs)
         return CudaGraph(graph, outputs)
 
     def settle(self) -> None:
         """See Streams."""
-        torch.cuda.synchronize(self._device)
+        with self._capture_lock:
+            torch.cuda.synchronize(self._device)
 
     def reserved_bytes(self) -> int:
         """See Streams."""

@@ -77,7 +77,7 @@ class CudaDevice(TorchDevice):
         super().__init__(device)
         self.enter_thread()
         torch.backends.cudnn.benchmark = True  # batch sizes are few and warmed up: worth measuring the best algorithm
-        self.streams: Streams = CudaStreams(device)
+        self.streams: CudaStreams = CudaStreams(device)
         self._registered: dict[int, int] = {}
         """Arenas that the device copies from by itself: address → bytes."""
 
@@ -97,7 +97,7 @@ class CudaDevice(TorchDevice):
         """Wait for the device, then unregister: afterwards the memory may be unmapped. Idempotent."""
         for address in list(self._registered) if memory is None else [_address(memory)]:
             if self._registered.pop(address, None) is not None:
-                torch.cuda.synchronize(self.device)
+                self.streams.settle()
                 _cudart().cudaHostUnregister(address)
 
     def fileno(self) -> int:
@@ -126,10 +126,11 @@ class CudaDevice(TorchDevice):
     def judge(self, error: Exception) -> Exception:
         """Ask the device itself: after a sticky error every call on it fails, this one too."""
         try:
-            torch.cuda.synchronize(self.device)  # also for what the failed pass has queued: its buffers are free then
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
-            torch.zeros(1, device=self.device).item()
+            self.streams.settle()  # also for what the failed pass has queued: its buffers are free then
+            with self.streams.no_capture():
+                if isinstance(error, torch.OutOfMemoryError):
+                    torch.cuda.empty_cache()
+                torch.zeros(1, device=self.device).item()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
         except RuntimeError as sticky:
