@@ -174,4 +174,5 @@ def _backlog_s(load: Load) -> float:
     if not rows:
         return 0.0
     full, rest = divmod(rows, load.max_rows)
-    return (full * load.batch_s(load.max_rows) + (load.batch_s(rest) if rest else 0.0)) / load.workers
+    full_s = full * load.batch_s(load.max_rows) if full else 0.0
+    return (full_s + (load.batch_s(rest) if rest else 0.0)) / load.workers

@@ -1,7 +1,6 @@
 """The batches that workers hold: how many each has, when it should be done, and whether it hangs."""
 
 from collections.abc import Callable
-from statistics import fmean
 from typing import NamedTuple
 
 from gateway.batcher import Batch, QueueKey
@@ -129,7 +128,8 @@ class RunningBatches:
 
     def others_s(self) -> float:
         """Seconds of other gateways' batches between two of ours, on average over the workers."""
-        return fmean(held.others_s for held in self._held.values()) if self._held else 0.0
+        held = self._held  # asked several times for each request: `statistics.fmean` took 6 µs of it
+        return sum([each.others_s for each in held.values()]) / len(held) if held else 0.0
 
     def load(self, worker: Worker, now_s: float) -> tuple[bool, float]:
         """Sorts workers, the one to be given the next batch first: whether it has work, and until when.
