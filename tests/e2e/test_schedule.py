@@ -9,6 +9,8 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -65,10 +67,20 @@ def test_at_60_percent_load_the_queue_time_stays_below_one_batch_and_the_wait(pa
     undisturbed(measure)
 
 
-def busy_ms(site: Site, model: str) -> float:
-    """What the worker has reported of all batches so far: copy and computation."""
-    stats = json.loads(site.get(f"/v2/models/{model}/stats")[1])["model_stats"][0]["batch_stats"]
-    return sum(batch[part]["ns"] for batch in stats for part in ("compute_input", "compute_infer")) / 1e6
+class Look(NamedTuple):
+    """What the worker has reported of one model's batches, at a moment."""
+
+    at_s: float
+    rows: int
+    busy_s: float
+    """Copy and computation."""
+
+
+def look(site: Site, model: str) -> Look:
+    batches = json.loads(site.get(f"/v2/models/{model}/stats")[1])["model_stats"][0]["batch_stats"]
+    busy_ns = sum(batch[part]["ns"] for batch in batches for part in ("compute_input", "compute_infer"))
+    rows = sum(batch["batch_size"] * batch["compute_infer"]["count"] for batch in batches)
+    return Look(time.monotonic(), rows, busy_ns / 1e9)
 
 
 def test_decoding_and_device_overlap(paced: Site) -> None:
@@ -76,16 +88,21 @@ def test_decoding_and_device_overlap(paced: Site) -> None:
 
     Idle share: the part of the time in which the worker computed nothing, by its own reports.
     """
-    keep_sending(paced.grpc, "twin", "20", callers=4, seconds=0.2)  # costs are learned, and the clients are warm
+
+    def rows_more(since: Look, rows: int) -> Look | None:
+        now = look(paced, "twin")
+        return now if now.rows >= since.rows + rows else None
 
     def measure() -> None:
-        before_ms, start_s = busy_ms(paced, "twin"), time.monotonic()
-        answered = keep_sending(paced.grpc, "twin", "20", callers=16, seconds=1.5)
-        took_s = time.monotonic() - start_s
-        idle_share = 1 - (busy_ms(paced, "twin") - before_ms) / (took_s * 1e3)
+        with ThreadPoolExecutor(1) as thread:
+            flood = thread.submit(keep_sending, paced.grpc, "twin", "20", 16, 2.0)
+            first = eventually("a flood", partial(rows_more, look(paced, "twin"), 20), 5.0)
+            last = eventually("more of it", partial(rows_more, first, 100), 10.0)
+            flood.result()
+        took_s = last.at_s - first.at_s
         in_turn = TWIN_ROWS / (2 * TWIN_MS) * 1e3
-        assert answered / took_s > 1.4 * in_turn
-        assert idle_share < 0.15
+        assert (last.rows - first.rows) / took_s > 1.5 * in_turn
+        assert 1 - (last.busy_s - first.busy_s) / took_s < 0.15
 
     undisturbed(measure)
 
