@@ -272,6 +272,9 @@ class Dealer(_Codec[In, Out]):
         None as time-out waits for ever, 0 only looks. A message comes before a ready descriptor, so a loop that must
         notice one under load looks at its own flag between messages.
         """
+        message = self._look()
+        if message is not None or timeout_s == 0:
+            return message
         deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
         self._watch(tuple(watch))
         while True:
@@ -286,6 +289,14 @@ class Dealer(_Codec[In, Out]):
     def close(self) -> None:
         """Disconnect; what is queued may leave for a fifth of a second. Idempotent."""
         self._socket.close()
+
+    def _look(self) -> In | None:
+        """What is here already: a fraction of a poll, which a batch of one row would pay three times."""
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            message = self._read_one()
+            if message is not None:
+                return message
+        return None
 
     def _watch(self, watch: tuple[int, ...]) -> None:
         if watch != self._watched:
