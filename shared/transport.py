@@ -269,34 +269,23 @@ class Dealer(_Codec[In, Out]):
     def receive(self, timeout_s: float | None, watch: Sequence[int] = ()) -> In | None:
         """The next message; None after `timeout_s` seconds, or when only a watched file descriptor became ready.
 
-        None as time-out waits for ever, 0 only looks. A message comes before a ready descriptor, so a loop that must
-        notice one under load looks at its own flag between messages.
+        No time-out waits for ever, 0 only looks. A message comes before a descriptor: look at flags between messages.
         """
-        message = self._look()
-        if message is not None or timeout_s == 0:
-            return message
         deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
-        self._watch(tuple(watch))
         while True:
-            ready = dict(self._poller.poll(_milliseconds(deadline_s)))
-            if self._socket in ready:
-                message = self._read_one()
-                if message is not None:
+            while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # a look is a fraction of a poll
+                if (message := self._read_one()) is not None:
                     return message
-            elif ready or now_s() >= deadline_s:
+            if timeout_s == 0:
+                return None
+            self._watch(tuple(watch))
+            ready = dict(self._poller.poll(_milliseconds(deadline_s)))
+            if self._socket not in ready and (ready or now_s() >= deadline_s):
                 return None
 
     def close(self) -> None:
         """Disconnect; what is queued may leave for a fifth of a second. Idempotent."""
         self._socket.close()
-
-    def _look(self) -> In | None:
-        """What is here already: a fraction of a poll, which a batch of one row would pay three times."""
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            message = self._read_one()
-            if message is not None:
-                return message
-        return None
 
     def _watch(self, watch: tuple[int, ...]) -> None:
         if watch != self._watched:
