@@ -33,9 +33,10 @@ class Bunch(Generic[Message]):
         """Messages read and not yet answered on the wire."""
 
     def add(self, message: Message, nbytes: int, arrived_s: float) -> None:
-        """One message was read."""
+        """One message was read. They begin in the order in which they are read."""
         self.open += 1
         if nbytes > SMALL_BYTES:
+            self.flush()  # answers may have to be in order: nobody is overtaken
             self._start(message, arrived_s)
             return
         self._held.append((message, arrived_s))

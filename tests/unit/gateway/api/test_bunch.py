@@ -97,6 +97,18 @@ def test_large_messages_begin_at_once() -> None:
     virtual_time.run(main)
 
 
+def test_a_large_message_overtakes_nobody() -> None:
+    async def main() -> list[tuple[float, str]]:
+        caller = Caller()
+        caller.send("a", "b", "c")
+        caller.send("D", nbytes=SMALL_BYTES + 1)
+        caller.send("e")
+        await later(2 * HOLD_S)
+        return caller.together()
+
+    assert virtual_time.run(main) == [(0.0, "abcD"), (HOLD_S, "e")]
+
+
 def test_what_is_held_begins_when_the_reading_ends_and_never_after_the_stream_has() -> None:
     async def main() -> None:
         caller = Caller()

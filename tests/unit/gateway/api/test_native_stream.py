@@ -169,6 +169,22 @@ async def test_cancel_drops_all_work() -> None:
         }
 
 
+async def test_what_is_held_when_a_stream_ends_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.bunch.HOLD_S", 60.0)
+    async with stream() as open_stream:
+        open_stream.flow.gate = asyncio.Event()
+        open_stream.context.send(asked(1), asked(2), asked(3))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (open_stream.context.reads, len(open_stream.flow.requests)) == (3, 1)
+
+        open_stream.task.cancel()
+        await asyncio.wait([open_stream.task])
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(open_stream.flow.requests) == 1
+
+
 async def test_a_caller_that_is_gone_when_an_answer_is_written_is_no_fault_of_ours() -> None:
     async with stream() as open_stream:
         open_stream.context.write_error = grpc.aio.UsageError("RPC already finished.")
