@@ -102,7 +102,7 @@ class Leases:
         kinds = model.slots_for(raw, self._inline_bytes)
         sizes = kinds.payload + kinds.inputs + kinds.outputs
         waiting = self._waiting.get(model.number)
-        slots = None if waiting else self._try(model, rows, sizes)
+        slots = self._try(model, rows, sizes) if waiting is None or waiting.first() is None else None
         if slots is None:
             needed = sum(map(_block, sizes))
             if needed > self._arena.nbytes:
@@ -162,7 +162,7 @@ class Leases:
                 for slot in future.result():
                     slot.close()
                 self._held_rows[model.number] -= rows
-                self.pump()
+            self.pump()  # there may be room for who stood behind it
             raise
 
 

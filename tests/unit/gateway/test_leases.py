@@ -170,3 +170,25 @@ async def test_the_earliest_deadline_is_served_first_and_ties_in_order_of_arriva
     held.__exit__(None, None, None)
     await asyncio.gather(*waiting)
     assert order == ["urgent", "first", "second", "patient"]
+
+
+async def test_who_stands_behind_one_that_has_left_takes_its_place_at_once(arena: Arena) -> None:
+    leases, model = leases_of(arena, batches_ahead=100), served()
+    held = await leases.acquire(model, text(INLINE + 1))
+    large = asyncio.ensure_future(leases.acquire(model, text(1 << 20)))  # the whole arena
+    small = asyncio.ensure_future(leases.acquire(model, text(INLINE + 1)))
+    await asyncio.sleep(0)
+    assert leases.waiting_items() == 2
+    large.cancel()
+    with await asyncio.wait_for(small, 1.0), held:
+        assert leases.waiting_items() == 0
+
+
+async def test_nobody_stands_behind_one_that_has_left(arena: Arena) -> None:
+    leases, model = leases_of(arena, batches_ahead=100), served()
+    with await leases.acquire(model, text(INLINE + 1)):
+        large = asyncio.ensure_future(leases.acquire(model, text(1 << 20)))
+        await asyncio.sleep(0)
+        large.cancel()
+        with pytest.raises(StopIteration):  # served without a turn of the loop
+            leases.acquire(model, text(0)).send(None)
