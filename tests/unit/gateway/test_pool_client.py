@@ -122,6 +122,20 @@ async def test_a_job_whose_answer_died_with_its_process_is_not_blamed_for_the_on
     assert (await other).job == 3
 
 
+async def test_a_job_that_must_be_alone_waits_for_an_empty_process_rather_than_behind_another_job() -> None:
+    processes = FakeProcesses(A, B)
+    client, _ = client_of(processes)
+    suspect, innocent = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
+    processes.die(A)
+    assert jobs_sent(processes) == [(A, 1), (B, 2)], "job 2 would be blamed for what job 1 does"
+    assert client.waiting() == 1
+    processes.answer(B, Prepared(2, [], b"", 0.0))
+    assert (await innocent).job == 2
+    assert jobs_sent(processes)[2:] == [(B, 1)]
+    processes.answer(B, Prepared(1, [], b"", 0.0))
+    assert (await suspect).job == 1
+
+
 async def test_two_deaths_while_finishing_are_our_fault_not_the_callers() -> None:
     processes = FakeProcesses(A)
     client, _ = client_of(processes)

@@ -227,6 +227,13 @@ def test_cancellations_of_what_is_answered_are_not_remembered(arena: TwoSidedAre
     assert session.cancelled == set()
 
 
+def test_a_cancellation_is_forgotten_with_its_batch(arena: TwoSidedArena) -> None:
+    dealer = Dealer([LOAD], [batch(item(1, 1), item(2, 2)), CancelItems([2])], [])
+    session = serve(arena, dealer)
+    assert codes(dealer.sent[-1]) == {1: None, 2: Code.CANCELLED}
+    assert session.cancelled == set(), "else a worker that lives for months remembers every caller who left"
+
+
 def test_unload_forgets_the_version_unless_another_number_means_it(arena: TwoSidedArena) -> None:
     pool = Pool(loaded(FakeRunner()))
     dealer = Dealer(
