@@ -77,10 +77,14 @@ class Acceptor:
                 continue  # one call ended before it was ours, or the server stops: the loop's condition says which
             served = self._serve(name, method, state, loop)
             self._keep(loop.create_task(cygrpc._schedule_rpc_coro(served, state, loop, name)))  # noqa: SLF001
+            del served, state  # while it waits for the next call
 
     async def _serve(self, name: str, method: Handler, state: Any, loop: Loop) -> None:  # noqa: ANN401 - gRPC's own
-        await self._gate(name.rpartition("/")[2], cygrpc._ServicerContext(state, None, None, loop))  # noqa: SLF001
-        await cygrpc._handle_unary_unary_rpc(method, state, loop)  # noqa: SLF001
+        try:
+            await self._gate(name.rpartition("/")[2], cygrpc._ServicerContext(state, None, None, loop))  # noqa: SLF001
+            await cygrpc._handle_unary_unary_rpc(method, state, loop)  # noqa: SLF001
+        finally:
+            del state  # it keeps how the call was ended, and with it this frame: see `Edge.refuse`
 
     def _keep(self, task: "asyncio.Task[Any]") -> None:
         """The loop itself holds tasks only weakly."""
@@ -95,7 +99,10 @@ def _gated(method: str, handler: Handler, gate: Gate) -> Handler:
     serve: Callable[[bytes, Context], Awaitable[bytes]] = handler.unary_unary  # type: ignore[assignment]  # it is unary
 
     async def handle(raw: bytes, context: Context) -> bytes:
-        await gate(method, context)
-        return await serve(raw, context)
+        try:
+            await gate(method, context)
+            return await serve(raw, context)
+        finally:
+            del raw, context  # as above
 
     return grpc.unary_unary_rpc_method_handler(handle)

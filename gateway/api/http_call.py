@@ -180,6 +180,6 @@ def refusal(error: HeadraceError, headers: dict[str, str] | None = None) -> Resp
 def _foreseen(error: Exception, method: str, call: HttpCall) -> HeadraceError:
     """The error itself when it is one of ours; otherwise INTERNAL with fixed text, the trace only in the log."""
     if isinstance(error, HeadraceError) and not isinstance(error, InternalFault):
-        return error
+        return status.bare(error)
     _log.error("request failed unexpectedly", method=method, request_id=call.request_id, exc_info=error)
     return InternalFault()

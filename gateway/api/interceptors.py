@@ -132,7 +132,9 @@ class Edge:
             self.outcomes.started()
             try:
                 self.check_time(call)
-                answer = await serve(self.parse(parse, raw), call)
+                serving = serve(self.parse(parse, raw), call)
+                raw = b""  # what the message has become is enough
+                answer = await serving
                 context.set_trailing_metadata(call.trailers())
             except asyncio.CancelledError:
                 self.outcomes.ended(method, call.left_reason())
@@ -143,7 +145,10 @@ class Edge:
                 self.outcomes.ended(method, OK)
                 return answer
             self.outcomes.ended(method, failure.code.value)
-            return await self.refuse(failure, call)
+            refusing = self.refuse(failure, call)
+            raw = b""
+            del context, call, failure  # gRPC keeps how the call was ended, and with it this frame: see `refuse`
+            return await refusing
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -185,7 +190,9 @@ class Edge:
                 self.outcomes.ended(method, OK)
                 return
             self.outcomes.ended(method, failure.code.value)
-            await self.refuse(failure, call)
+            refusing = self.refuse(failure, call)
+            del context, call, failure  # as above
+            await refusing
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -194,16 +201,22 @@ class Edge:
         if not call.request_id:
             call.request_id = self.make_id()
         if isinstance(error, HeadraceError) and not isinstance(error, InternalFault):
-            return error
+            return status.bare(error)
         _log.error("call failed unexpectedly", method=method, request_id=call.request_id, exc_info=error)
         return InternalFault()
 
     async def refuse(self, failure: HeadraceError, call: Call) -> NoReturn:
-        """End the call with the failure's status. Always raises (gRPC's AbortError)."""
+        """End the call with the failure's status. Always raises (gRPC's AbortError).
+
+        gRPC's state of the call keeps the AbortError, and that keeps the frames that it went through. Nothing in them
+        may lead to the call when it is raised: the ring would keep the message until the garbage collector runs.
+        """
         text = status.sentence(failure)
         trailers = call.trailers() + status.error_trailers(failure, text)
+        aborting = call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+        del call, failure
         try:
-            await call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+            await aborting
         except grpc.aio.InternalError:  # the caller left meanwhile: nobody to tell, and nothing for the log
             raise asyncio.CancelledError from None
         raise AssertionError("gRPC's abort always raises")

@@ -73,6 +73,16 @@ def retry_after_ms(error: HeadraceError) -> int | None:
     return max(0, error.retry_after_ms)
 
 
+def bare(error: HeadraceError) -> HeadraceError:
+    """The same failure without what led to it.
+
+    Its trace holds the frames of the call, and with them the message. One of them holds the failure: a ring that would
+    wait for the garbage collector.
+    """
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error
+
+
 def sentence(error: HeadraceError) -> str:
     """The error's text, cut so that the trailers always fit; gRPC would replace the status otherwise."""
     text = error.text
