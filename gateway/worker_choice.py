@@ -5,6 +5,7 @@ others, of two idle ones the one that has been idle for longest.
 """
 
 from collections.abc import Iterator
+from math import ceil
 
 from gateway.running import NEVER_S, RunningBatches
 from gateway.worker_client import Worker, WorkerClient
@@ -13,7 +14,9 @@ AT_ANSWER_S = float("inf")
 STAGE_LEAD_S = 0.002
 """A batch is staged this long before the running one should end: about two loop turns."""
 LONGEST_SLEEP_S = 0.25
-SHORTEST_SLEEP_S = 0.0005
+SHORTEST_SLEEP_S = 0.001
+ROUNDING_MS = 1e-6
+"""Differences of times are this much off at most."""
 
 
 class WorkerChoice:
@@ -42,11 +45,16 @@ class WorkerChoice:
             offered |= worker.loaded
 
     def sleep_s(self, now_s: float, due_s: float) -> float:
-        """How long nothing can change without an event, when the batcher's next decision is due at `due_s`."""
+        """How long nothing can change without an event, when the batcher's next decision is due at `due_s`.
+
+        Whole milliseconds: uvloop's timers round to them, so that what is due in less than half of one would be looked
+        at again and again. The leads of this file and of the batcher cover what that is late.
+        """
         opens = [self._opens_s(worker) for worker in self._workers.workers() if worker.loaded and worker.reachable]
         wake_s = max(due_s, min(opens, default=NEVER_S))  # nothing can be sent before a worker is about to be free
         wake_s = min([wake_s, *(open_s for open_s in opens if open_s > now_s)])  # what is ready may be staged then
-        return min(wake_s - now_s, LONGEST_SLEEP_S) if wake_s > now_s else SHORTEST_SLEEP_S
+        sleep_s = min(wake_s - now_s, LONGEST_SLEEP_S)  # the difference may be infinite
+        return max(1, ceil(sleep_s * 1e3 - ROUNDING_MS)) / 1e3 if sleep_s > 0 else SHORTEST_SLEEP_S
 
     def _has_credit(self, worker: Worker) -> bool:
         return self._running.count(worker) < self._staged_batches
