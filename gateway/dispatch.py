@@ -17,7 +17,7 @@ from gateway.inflight import InFlight
 from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.running import Ran, Running, RunningBatches
-from gateway.served import ServedModel
+from gateway.served import Models, ServedModel
 from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart, settle, unloaded
 from gateway.worker_choice import WorkerChoice
 from gateway.worker_client import Worker, WorkerClient
@@ -40,10 +40,10 @@ class Dispatcher:
         self._workers = workers
         self._inflight = inflight
         self._limits = limits
-        self._models: dict[int, ServedModel] = {}
         self._waiting: dict[int, Work] = {}  # in the batcher
         self._parked = Parked(limits.return_limit_ms / 1000)
         self._running = RunningBatches()
+        self._models = Models(self._running.models, cost.forget)
         self._hangs = Hangs(workers, self._running, cost, limits.hang_limit_ms / 1000)
         self._choice = WorkerChoice(workers, self._running, limits.staged_batches)
         self._next_item = 1
@@ -60,7 +60,7 @@ class Dispatcher:
 
     def configure(self, model: ServedModel) -> None:
         """Accept items of this model."""
-        self._models[model.number] = model
+        self._models.add(model)
         model.batch_s = self._running.with_others(partial(self._cost.predict, QueueKey(model.number, ())))
         self._batcher.configure(model.number, model.limits)
 
@@ -146,11 +146,10 @@ class Dispatcher:
     def withdraw(self, model: ServedModel) -> None:
         """The model was unloaded by request: what waits for it is answered now, since nobody will run it."""
         self._count_workers()
-        waiting = [work for work in self._waiting.values() if work.model is model]
-        for work in waiting:
-            self._batcher.remove(self._waiting.pop(work.queued.item).queued.item)
+        waiting = [self._waiting.pop(queued.item) for queued in self._batcher.forget(model.number)]
         for work in (*waiting, *self._parked.take(model.number)):
             fail(work, unloaded(model))
+        self._models.withdraw(model.number)
 
     def batch_done(self, worker: Worker, message: BatchDone) -> None:
         """Answers back to their requests."""
@@ -185,6 +184,7 @@ class Dispatcher:
     def tick(self) -> None:
         """Called a few times a second: kill what hangs, and try workers again that could not be sent a batch."""
         self._hangs.kill(now_s())
+        self._models.tidy()
         unreachable = [worker for worker in self._workers.workers() if not worker.reachable]
         for worker in unreachable:
             worker.reachable = True  # it may not have been dying after all

@@ -108,6 +108,10 @@ class RunningBatches:
         held = self._held.get(worker.identity)
         return len(held.batches) if held is not None else 0
 
+    def models(self) -> set[int]:
+        """Models of which a worker holds a batch."""
+        return {running.batch.key.model for held in self._held.values() for running in held.batches.values()}
+
     def ends_s(self, worker: Worker) -> float:
         """When the worker should have nothing left to do (monotonic); in the past when it is idle or late."""
         held = self._held.get(worker.identity)

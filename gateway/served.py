@@ -117,3 +117,33 @@ def _of_specs(specs: tuple[TensorSpec, ...], rows: int, inline_bytes: int) -> li
 
 def _if_large(sizes: list[int], inline_bytes: int) -> list[int]:
     return sizes if any(size > inline_bytes for size in sizes) else []
+
+
+class Models(dict[int, ServedModel]):
+    """By number. One that was withdrawn stays until the last of its batches is back: what is known of it judges them.
+
+    Used on the event loop only.
+    """
+
+    def __init__(self, running: Callable[[], set[int]], forget: Callable[[int], None]) -> None:
+        """`running()`: the models of which batches are out. `forget(number)` drops what was learned about one."""
+        self._running = running
+        self._forget = forget
+        self._withdrawn: set[int] = set()
+
+    def add(self, model: ServedModel) -> None:
+        """A model is served, perhaps again."""
+        self[model.number] = model
+        self._withdrawn.discard(model.number)
+
+    def withdraw(self, number: int) -> None:
+        """It is served no more."""
+        self._withdrawn.add(number)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Forget the withdrawn models that have no batch out any more. Called a few times a second."""
+        for number in self._withdrawn - self._running() if self._withdrawn else ():
+            self._withdrawn.discard(number)
+            self.pop(number, None)
+            self._forget(number)

@@ -277,3 +277,47 @@ async def test_what_comes_out_of_the_pool_after_an_unload_is_answered_at_once(be
     with pytest.raises(NotReady, match="was unloaded"):
         await asyncio.wait_for(b.dispatch.submit(model, [], coming, FOREVER_S), LIMIT_S)
     assert b.dispatch.waiting_items() == 0
+
+
+async def test_nothing_is_left_of_models_that_were_unloaded(bench: Made) -> None:
+    b = bench()
+    worker = connect_worker(b.workers)
+    for number in range(1, 51):
+        model = served(number, max_rows=1)
+        b.dispatch.configure(model)
+        b.workers.serve(LoadModel(number, model.name, model.version))
+        loaded = ModelLoaded(number, [(1, 10.0)], 10, "fp32", 0.1, pads=False)
+        b.workers.on_message(worker.identity, loaded)
+        futures = [await b.submit(model) for _ in range(3)]
+        batches = [batch for batch in b.router.batches() if batch.model == number]
+        assert len(batches) == 2
+        model.state.phase = "unloaded"
+        b.workers.forget(number)
+        b.dispatch.withdraw(model)
+        b.dispatch.tick()
+        assert b.dispatch._cost.keys(), "a batch that is out may still hang"
+        for batch in batches:
+            b.workers.on_message(worker.identity, done(batch))
+        await answered(*futures[:2])
+        with pytest.raises(NotReady, match="was unloaded"):
+            await answered(futures[2])
+    b.dispatch.tick()
+    assert b.dispatch._cost.keys() == []
+    assert not b.dispatch._models
+    assert not b.dispatch._batcher._limits
+    assert not b.dispatch._batcher._shares._levels[100].shares
+
+
+async def test_a_model_that_is_served_again_is_not_forgotten(bench: Made) -> None:
+    model = served()
+    b = bench(model)
+    worker = connect_worker(b.workers, 1)
+    await b.submit(model)
+    b.dispatch.withdraw(model)
+    b.dispatch.configure(model)
+    b.answer(worker, b.router.batches()[0])
+    b.dispatch.tick()
+    assert b.dispatch._cost.keys()
+    future = await b.submit(model)
+    b.answer(worker, b.router.batches()[1])
+    await answered(future)
