@@ -42,7 +42,7 @@ from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.row_caps import RowCaps
-from gateway.serve import Announcement, serve, until_settled
+from gateway.serve import Announcement, serve, unless_stopped, until_settled
 from gateway.work import Work
 from gateway.worker_client import WorkerClient
 from shared import logs, settings_loader
@@ -173,7 +173,7 @@ class Gateway:
         collect_garbage_rarely()
         try:
             if self.everywhere is not None:
-                await self.everywhere.start()
+                await unless_stopped(self.everywhere.start(), stop)
                 await until_settled(self.readiness, stop, self._tick)
             if front is None:
                 front = await self._listen()

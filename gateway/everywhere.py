@@ -1,6 +1,7 @@
 """What concerns all gateways of one server, whichever of them was asked: metrics, `/debug`, loading and unloading."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import msgspec
 
 from gateway.expositions import merged
 from gateway.model_control import LOAD_LIMIT_S, ModelControl
+from gateway.name_locks import NameLocks
 from gateway.peers import Ask, Changes, Control, PeerGone, PeerServer, Show, Verb, ask
 from gateway.state import ModelState
-from shared.errors import HeadraceError, NotReady, UnknownModel
+from shared.errors import HeadraceError, NotReady, Overloaded, UnknownModel
 from shared.logs import get_logger
 
 SHOW_LIMIT_S = 1.0
@@ -21,6 +23,8 @@ CONTROL_LIMIT_S = 2 * LOAD_LIMIT_S + 10
 """A load here, and then at the others, side by side."""
 ADOPT_LIMIT_S = 2.0
 """How long a new gateway waits to hear what has been loaded and unloaded before it came."""
+MAX_ORDERS = 16
+"""Loads and unloads under way that one gateway was asked for; they go on when their callers have left."""
 
 log = get_logger()
 
@@ -39,7 +43,9 @@ class Everywhere:
         self._control = control
         self._server = PeerServer(sockets[index], self._answer)
         self._changes: dict[str, bool] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._caught_up = False
+        self._locks = NameLocks()
+        self._orders: set[asyncio.Task[None]] = set()
         self._adopting: list[asyncio.Task[None]] = []
         self._own_metrics: Callable[[], bytes]
         self._own_debug: Callable[[], dict[str, Any]]
@@ -52,17 +58,29 @@ class Everywhere:
     async def start(self) -> None:
         """Answer the others, and catch up with what was loaded and unloaded by request."""
         await self._server.start()
-        for index in self._others():
-            try:
-                body = await ask(self._sockets[index], Changes(), ADOPT_LIMIT_S)
-            except (PeerGone, HeadraceError):
-                continue
-            await self._adopt(msgspec.msgpack.decode(body, type=dict[str, bool]))
-            return
+        changes = await self._heard()
+        if changes:
+            await self._adopt(changes)
+        self._caught_up = True
 
     def close(self) -> None:
-        """Answer nobody any more. Idempotent."""
+        """Answer nobody any more, and leave what is under way to the gateways that go on. Idempotent."""
         self._server.close()
+        for order in self._orders:
+            order.cancel()
+
+    async def _heard(self) -> dict[str, bool]:
+        """What the first one says that knows; those that are catching up themselves don't."""
+        asked = [asyncio.create_task(ask(self._sockets[each], Changes(), ADOPT_LIMIT_S)) for each in self._others()]
+        try:
+            for answer in asyncio.as_completed(asked):
+                with contextlib.suppress(PeerGone, HeadraceError):
+                    return msgspec.msgpack.decode(await answer, type=dict[str, bool])
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return {}
 
     # ------------------------------------------------------------ shown
 
@@ -102,12 +120,21 @@ class Everywhere:
         return self._control.index()
 
     async def load(self, name: str) -> None:
-        """As `ModelControl.load`, at all gateways."""
-        await self._ordered("load", name)
+        """As `ModelControl.load`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too."""
+        await self._order("load", name)
 
     async def unload(self, name: str) -> None:
-        """As `ModelControl.unload`, at all gateways."""
-        await self._ordered("unload", name)
+        """As `ModelControl.unload`, otherwise the same."""
+        await self._order("unload", name)
+
+    async def _order(self, verb: Verb, name: str) -> None:
+        """A caller that gives up must not leave the gateways different: what has begun goes on without it."""
+        if len(self._orders) >= MAX_ORDERS:
+            raise Overloaded("too many models are being loaded and unloaded", retry_after_ms=1000)
+        order = asyncio.create_task(self._ordered(verb, name))
+        self._orders.add(order)
+        order.add_done_callback(self._orders.discard)
+        await asyncio.shield(order)
 
     async def _ordered(self, verb: Verb, name: str) -> None:
         for index in range(self._index):
@@ -120,13 +147,9 @@ class Everywhere:
 
     async def _at_all(self, verb: Verb, name: str) -> None:
         failure: HeadraceError | None = None
-        async with self._locks.setdefault(name, asyncio.Lock()):
+        async with self._locks.held(name):
             try:
                 await self._here(verb, name)
-            except UnknownModel:
-                if name not in self._changes:
-                    del self._locks[name]  # names that nobody has must not pile up
-                raise
             except NotReady as error:  # it is served, and says why it can't be: at the others, too
                 failure = error
             asked = Control(verb, name, everywhere=False)
@@ -147,7 +170,7 @@ class Everywhere:
             await (self._control.load(name) if loads else self._control.unload(name))
         except UnknownModel:
             if before is None:
-                del self._changes[name]
+                self._changes.pop(name, None)
             raise
 
     async def _adopt(self, changes: dict[str, bool]) -> None:
@@ -173,6 +196,8 @@ class Everywhere:
             case Show():
                 return json.dumps(self._own_debug()).encode()
             case Changes():
+                if not self._caught_up:
+                    raise NotReady("this gateway has just started itself")
                 return msgspec.msgpack.encode(self._changes)
             case Control(verb=verb, model=name, everywhere=True):
                 await self._at_all(verb, name)

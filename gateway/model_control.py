@@ -4,6 +4,7 @@ import asyncio
 
 from gateway.build import served_model
 from gateway.dispatch import Dispatcher
+from gateway.name_locks import NameLocks
 from gateway.pool_client import PoolClient
 from gateway.readiness import Readiness
 from gateway.routing import Routing
@@ -34,7 +35,7 @@ class ModelControl:
         self._pool = pool
         self._workers = workers
         self._readiness: Readiness
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = NameLocks()
         self._next_number = 1 + max((model.number for model in routing.models()), default=0)
 
     def connect(self, readiness: Readiness) -> None:
@@ -57,7 +58,7 @@ class ModelControl:
         Nothing to do for one that is served already. Raises UnknownModel when the repository has none of that name,
         NotReady when it can't be loaded.
         """
-        async with self._locks.setdefault(name, asyncio.Lock()):  # one entry for each name that was ever found
+        async with self._locks.held(name):
             model = self._find(name)
             if model is None or model.state.phase == "unloaded":
                 model = await self._from_repository(name, model)
@@ -87,8 +88,6 @@ class ModelControl:
         try:
             model = await asyncio.to_thread(self._read, number, name)  # disk, and a user's constructor
         except HeadraceError:
-            if before is None:
-                del self._locks[name]
             raise
         except StartupError as error:
             raise NotReady(f"model {name[:100]!r} can't be loaded: {error.text}") from error

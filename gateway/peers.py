@@ -7,21 +7,26 @@ kept open, and a gateway that has just died or hangs costs the one who asks no m
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from shared.errors import HeadraceError, InternalFault, rebuild
+from shared.handover import peer_of
 from shared.logs import get_logger
 from shared.messages import Failure
 
 _LENGTH = 4
 _MAX_BYTES = 64 * 1024 * 1024
 """Far above the longest exposition."""
-_HEAR_LIMIT_S = 5.0
-"""A question is said right after the connection was made."""
+_TALK_LIMIT_S = 5.0
+"""For the question, which is said right after the connection was made, and again for whoever asked to take the answer.
+Between the two, the answer may take as long as a load."""
+_MAX_TALKING = 32
+"""Connections on which a question or an answer is under way; more are cut off, so that silent peers can't pile up."""
 
 Verb: TypeAlias = Literal["load", "unload"]
 
@@ -69,11 +74,20 @@ class PeerServer:
         self._path = path
         self._answer = answer
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._talking = 0
 
     async def start(self) -> None:
-        """Listen. The caller holds the gateway's lock, so a socket file found here is dead."""
+        """Listen (mode 0600). The caller holds the gateway's lock, so a socket file found here is dead."""
         self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, os.fspath(self._path))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listener.bind(os.fspath(self._path))
+            self._path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._connected, sock=listener)
+        except OSError:
+            listener.close()
+            raise
 
     def close(self) -> None:
         """Answer nobody any more. Idempotent."""
@@ -81,16 +95,42 @@ class PeerServer:
             self._server.close()
             self._server = None
             self._path.unlink(missing_ok=True)
+        for task in self._tasks:
+            task.cancel()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        why = "too many at once" if self._talking >= _MAX_TALKING else None
+        if peer_of(writer.get_extra_info("socket"))[1] != os.getuid():
+            why = "it is of another user"
+        if why is not None:
+            log.warning("a connection between gateways was refused", reason=why)
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # In a callback, since a task that is cancelled before its first step runs no `finally`. Not closed, but cut
+        # off: all that the other side is to get it has got, and what it does not take must not be kept for it.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_HEAR_LIMIT_S):
+            async with self._talk():
                 asked = msgspec.msgpack.decode(await _read(reader), type=Ask)
-            await _write(writer, await self._answered(asked))
+            answer = await self._answered(asked)
+            async with self._talk():
+                await _write(writer, answer)
         except (OSError, EOFError, TimeoutError, msgspec.MsgspecError) as error:
-            log.warning("a gateway's question was lost", reason=str(error))
+            log.warning("a gateway's question was lost", reason=str(error) or type(error).__name__)
+
+    @contextlib.asynccontextmanager
+    async def _talk(self) -> AsyncIterator[None]:
+        self._talking += 1
+        try:
+            async with asyncio.timeout(_TALK_LIMIT_S):
+                yield
         finally:
-            writer.close()
+            self._talking -= 1
 
     async def _answered(self, asked: Ask) -> Answer:
         try:
@@ -129,6 +169,8 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _write(writer: asyncio.StreamWriter, message: Ask | Answer) -> None:
+    """Until the kernel has all of it."""
+    writer.transport.set_write_buffer_limits(high=0)
     body = msgspec.msgpack.encode(message)
     writer.write(len(body).to_bytes(_LENGTH, "little") + body)
     with contextlib.suppress(ConnectionError):

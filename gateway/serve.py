@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 from gateway.state import ServerState
 from shared.child import Announcer, StopSignal
@@ -85,16 +86,7 @@ def _host(address: str) -> str:
 
 async def serve(stop: StopSignal, announcement: Announcement, tick: Callable[[], None]) -> ExitCode:
     """Wait for the end. Returns OK after an asked-for stop, MODEL_LOAD when no model could be loaded at start."""
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Future[None] = loop.create_future()
-
-    def look() -> None:
-        if stop.requested and not asked.done():
-            asked.set_result(None)
-
-    loop.add_reader(stop.fileno(), look)
-    look()
-    try:
+    with _asked_for(stop) as asked:
         while True:
             done, _ = await asyncio.wait(
                 (asked, announcement.hopeless), timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
@@ -105,6 +97,34 @@ async def serve(stop: StopSignal, announcement: Announcement, tick: Callable[[],
                 log.error("no model could be loaded", reason=announcement.hopeless.result())
                 return ExitCode.MODEL_LOAD
             _guarded(tick)
+
+
+async def unless_stopped(work: Coroutine[Any, Any, None], stop: StopSignal) -> None:
+    """Do something of the start; given up as soon as a stop is asked for."""
+    task = asyncio.create_task(work)
+    with _asked_for(stop) as asked:
+        await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+    if not task.cancelled():
+        task.result()
+
+
+@contextlib.contextmanager
+def _asked_for(stop: StopSignal) -> Iterator["asyncio.Future[None]"]:
+    """Done once a stop is asked for."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[None] = loop.create_future()
+
+    def look() -> None:
+        if stop.requested and not asked.done():
+            asked.set_result(None)
+
+    loop.add_reader(stop.fileno(), look)
+    look()
+    try:
+        yield asked
     finally:
         loop.remove_reader(stop.fileno())
 

@@ -110,7 +110,7 @@ class Welcomer:
                 _log.warning("can't take a worker's connection: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
-            if self._greeting >= _MAX_GREETING or _peer(stream)[1] != os.getuid():
+            if self._greeting >= _MAX_GREETING or peer_of(stream)[1] != os.getuid():
                 self.bad_greetings += 1
                 stream.close()
             else:
@@ -137,7 +137,7 @@ class Welcomer:
         try:
             async with asyncio.timeout(_HELLO_LIMIT_S):
                 hello = await _read_hello(loop, stream)
-            answer = self._answer(hello, _peer(stream)[0])
+            answer = self._answer(hello, peer_of(stream)[0])
         except (OSError, EOFError, TimeoutError):
             self.bad_greetings += 1
             return None
@@ -211,7 +211,7 @@ class Knock:
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             stream.connect(os.fspath(path))
-            foreign = _peer(stream)[1] != os.getuid()
+            foreign = peer_of(stream)[1] != os.getuid()
             if not foreign:
                 stream.sendall(_framed(hello))  # into an empty socket buffer
         except OSError:
@@ -263,8 +263,8 @@ def _framed(message: Hello | Welcome | Refused) -> bytes:
     return len(body).to_bytes(_LENGTH, "little") + body
 
 
-def _peer(stream: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other end, by the kernel's word."""
+def peer_of(stream: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of a Unix stream's other end, by the kernel's word. Raises OSError."""
     pid, uid, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 

@@ -12,9 +12,9 @@ import pytest
 
 from gateway import everywhere as module
 from gateway.everywhere import Everywhere
-from gateway.peers import Changes, PeerGone, PeerServer, Show, ask
+from gateway.peers import Control as ControlAsk
 from gateway.state import ModelState
-from shared.errors import Code, InternalFault, NotReady, UnknownModel
+from shared.errors import NotReady, Overloaded, UnknownModel
 
 LIMIT_S = 5.0
 
@@ -206,30 +206,73 @@ async def test_a_load_that_takes_long_does_not_keep_a_new_gateway_from_starting(
         newborn.close()
 
 
-async def test_garbage_and_bugs_are_answered_or_cut_off_and_the_next_question_is_not(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def answer(asked: object) -> bytes:
-        if isinstance(asked, Changes):
-            raise KeyError("a bug of ours")
-        return b"fine"
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_a_caller_that_gives_up_does_not_leave_the_gateways_different(folder: Path, asked: int) -> None:
+    controls = [Control(), Control()]
+    controls[0].hold.clear()
+    async with running(folder, *controls) as gateways:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await gateways[asked].load("more")
+        await controls[0].asked.wait()
+        controls[0].hold.set()
+        await controls[1].loaded.wait()
+        assert controls[0].served == controls[1].served == {"more"}
 
-    path = folder / "one.peer"
-    server = PeerServer(path, answer)
-    await server.start()
-    for data in (b"\xff\xff\xff\xff", b"\x04\x00\x00\x00junk", b"\x01"):
-        reader, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(data)
-        writer.write_eof()
+
+async def test_what_goes_on_for_callers_that_have_left_is_bounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ORDERS", 2)
+    control = Control()
+    control.hold.clear()
+    async with running(folder, control) as (only,):
+        for _ in range(2):
+            leaving = asyncio.create_task(only.load("more"))
+            await asyncio.wait((leaving,), timeout=0)
+            leaving.cancel()
+            await asyncio.wait((leaving,))
+        with pytest.raises(Overloaded):
+            await only.load("more")
+        control.hold.set()
+        await control.loaded.wait()
+        while only._orders:
+            await asyncio.wait(only._orders)
+        await only.unload("more")
+        assert control.done == [("load", "more")] * 2 + [("unload", "more")]
+
+
+async def test_several_who_ask_for_an_unknown_model_at_once_are_all_told_so(folder: Path) -> None:
+    controls = [Control(), Control()]
+    controls[0].hold.clear()
+    async with running(folder, *controls) as (first, second):
+        told = [asyncio.create_task(each.load("absent")) for each in (first, first, second)]
+        await controls[0].asked.wait()
+        await asyncio.wait(told, timeout=0.05)
+        controls[0].hold.set()
+        outcomes = await asyncio.gather(*told, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [UnknownModel] * 3
+
+
+async def test_a_new_gateway_asks_all_at_once_and_takes_the_first_that_knows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ADOPT_LIMIT_S", 60.0)
+    knows, newborn = Control(), Control("gone")
+    with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as also_hung:
+        for index, each in enumerate((hung, also_hung)):
+            each.bind(str(folder / f"gateway-{index}.peer"))
+            each.listen()
+        third, fourth, last = made(folder, 2, 5, Control()), made(folder, 3, 5, knows), made(folder, 4, 5, newborn)
+        third_starts = asyncio.create_task(third.start())  # hangs at those that hang: it knows nothing
+        await asyncio.wait((third_starts,), timeout=0.05)
+        fourth._caught_up = True
+        await fourth._server.start()
+        await fourth._answer(ControlAsk("load", "more", everywhere=False))
         async with asyncio.timeout(LIMIT_S):
-            assert await reader.read() == b""
-        writer.close()
-    with pytest.raises(InternalFault) as caught:
-        await ask(path, Changes(), LIMIT_S)
-    assert caught.value.code == Code.INTERNAL
-    assert "a bug of ours" not in caught.value.text
-    assert await ask(path, Show("metrics"), LIMIT_S) == b"fine"
-    server.close()
-    assert not path.exists()
-    with pytest.raises(PeerGone):
-        await ask(path, Show("metrics"), LIMIT_S)
+            await last.start()
+        assert newborn.served == {"gone", "more"}
+        assert not third_starts.done()
+        third_starts.cancel()
+        for gateway in (third, fourth, last):
+            gateway.close()

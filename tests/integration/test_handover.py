@@ -184,8 +184,8 @@ async def test_a_gateway_of_another_version_is_refused_by_the_worker(
 
 
 async def test_another_users_process_is_cut_off(gateway: Gateway, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = handover._peer
-    monkeypatch.setattr(handover, "_peer", lambda stream: (real(stream)[0], 12345))
+    real = handover.peer_of
+    monkeypatch.setattr(handover, "peer_of", lambda stream: (real(stream)[0], 12345))
     with pytest.raises(Refusal, match="another user"):
         await in_thread(greet, path, HELLO, 5.0)
     answered = await in_thread(speak, path, framed(HELLO))

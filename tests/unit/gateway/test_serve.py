@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import serve as serve_module
-from gateway.serve import Announcement, serve, until_settled
+from gateway.serve import Announcement, serve, unless_stopped, until_settled
 from gateway.state import ModelState
 from shared.child import Announcer
 from shared.errors import ExitCode
@@ -128,6 +128,31 @@ async def test_it_waits_no_longer_than_its_limit_nor_after_a_stop_and_looks_afte
         await until_settled(state, stop, tick)  # type: ignore[arg-type]  # a fake
         monkeypatch.setattr(serve_module, "LISTEN_LATEST_S", 0.01)
         await until_settled(state, Stop(), lambda: None)  # type: ignore[arg-type]  # a fake
+
+
+async def test_a_stop_ends_what_the_start_waits_for_and_failures_come_out() -> None:
+    given_up = asyncio.Event()
+
+    async def wait_for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    async def fail() -> None:
+        raise KeyError("a bug of ours")
+
+    stop: Any = Stop()
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(KeyError):
+            await unless_stopped(fail(), stop)
+        starting = asyncio.create_task(unless_stopped(wait_for_ever(), stop))
+        await asyncio.wait((starting,), timeout=0)
+        assert not starting.done()
+        stop.ask()
+        await starting
+        assert given_up.is_set()
+        await unless_stopped(wait_for_ever(), stop)  # asked for before
 
 
 def test_models_that_were_unloaded_elsewhere_are_no_reason_to_give_up() -> None:
