@@ -30,7 +30,7 @@ from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request, StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
-from gateway.underway import Underway
+from gateway.underway import Coming, Underway
 from shared.clock import now_s
 from shared.errors import Code, DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
@@ -101,6 +101,13 @@ class Flow:
         first = pieces[0]
         if len(pieces) == 1 and isinstance(first, list) and len(first) == 1:  # the common case needs no task of its own
             return list(await self.item(model, first[0], options, terms, request.times))
+        with Coming(model, terms, [raw for items in pieces if isinstance(items, list) for raw in items]):
+            return await self._side_by_side(model, pieces, request, options, terms)
+
+    async def _side_by_side(
+        self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms
+    ) -> list[Result | HeadraceError]:
+        """Each item in a task of its own."""
         loop, times = asyncio.get_running_loop(), []
         tasks: list[Tasks | HeadraceError] = []
         for items in pieces:

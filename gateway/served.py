@@ -24,7 +24,7 @@ class SlotSizes(NamedTuple):
 class Terms:
     """What a request asks of every queue that its items wait in, and what became of the request; one for all items."""
 
-    __slots__ = ("computed_rows", "deadline_s", "ended", "late_s", "priority")
+    __slots__ = ("coming_items", "coming_rows", "computed_rows", "deadline_s", "ended", "late_s", "priority")
 
     def __init__(self, deadline_s: float, priority: int, late_s: float = float("inf")) -> None:
         self.deadline_s = deadline_s
@@ -37,6 +37,8 @@ class Terms:
         """Why the request as a whole failed, while some of its items were still under way."""
         self.computed_rows = 0
         """Rows that a worker has computed and answered while the request waited for them."""
+        self.coming_items = self.coming_rows = 0
+        """In the model's figures already for items that have not begun yet (`gateway.underway`)."""
 
     def why_left(self, at_s: float) -> Code:
         """Why an item was cancelled at this time: for the reason of its request, its time was over, or by choice."""

@@ -1,4 +1,4 @@
-"""One item on its way: counted in its model's figures, wherever it ends. Event loop only."""
+"""Items on their way: counted in their model's figures, wherever they end. Event loop only."""
 
 import asyncio
 from types import TracebackType
@@ -8,6 +8,32 @@ from gateway.drops import Drops, Point
 from gateway.served import ServedModel, Terms
 from shared.clock import now_s
 from shared.errors import Code, DeadlineExceeded
+from shared.pipeline import RawInput
+
+
+class Coming:
+    """Counts the items of a request from the door on: their tasks begin on the loop's next turn.
+
+    Until then the forecast would not know of them, and let everybody in who comes in this turn. Each item takes over its
+    part when it begins; the parts of those that never do are given back in the end.
+    """
+
+    __slots__ = ("_model", "_terms")
+
+    def __init__(self, model: ServedModel, terms: Terms, items: list[RawInput]) -> None:
+        self._model = model
+        self._terms = terms
+        terms.coming_items, terms.coming_rows = len(items), sum(raw.rows for raw in items)
+
+    def __enter__(self) -> None:
+        self._model.rows_in_flight += self._terms.coming_rows
+        self._model.unprepared_items += self._terms.coming_items
+
+    def __exit__(self, *_: object) -> None:
+        model, terms = self._model, self._terms
+        model.rows_in_flight -= terms.coming_rows
+        model.unprepared_items -= terms.coming_items
+        terms.coming_items = terms.coming_rows = 0
 
 
 class Underway:
@@ -23,8 +49,12 @@ class Underway:
         self._unprepared = True
 
     def __enter__(self) -> Self:
-        self._model.rows_in_flight += self._rows
-        self._model.unprepared_items += 1
+        if self._terms.coming_items:  # counted at the door
+            self._terms.coming_items -= 1
+            self._terms.coming_rows -= self._rows
+        else:
+            self._model.rows_in_flight += self._rows
+            self._model.unprepared_items += 1
         return self
 
     def prepared(self, seconds: float) -> None:

@@ -66,6 +66,8 @@ class Stage:
         self._repository = repository
         self._clock = clock
         self._opened: dict[int, _Opened] = {}
+        """Unloaded ones, too: they finish what is under way, and have no weights. A version that is loaded again keeps
+        its number, so there are no more than new versions came into service in this process's life."""
         self._traces = Traces("unknown", clock)
         """Of what is no one model's."""
 

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,35 @@ async def test_many_inputs_are_answered_in_order(world: World) -> None:
     assert words(await world.answer(*given)) == given
     assert all(len(batch.items) <= 4 for batch in world.router.batches())
     assert world.at_rest()
+
+
+async def test_the_next_request_of_the_same_turn_sees_all_items_of_the_one_before(world: World) -> None:
+    seen: list[tuple[int, int]] = []
+    check = world.forecast.check
+
+    def note(*asked: Any) -> float:  # noqa: ANN401 - as the forecast's own
+        seen.append((world.model.rows_in_flight, world.model.unprepared_items))
+        return check(*asked)
+
+    world.forecast.check = note  # type: ignore[method-assign]  # what it is asked with, it can see
+    await asyncio.gather(world.answer("abcd", "abcd", "abcd"), world.answer("efgh"), world.answer("ijkl", "ijkl"))
+    assert seen == [(0, 0), (3, 3), (4, 4)]
+    assert (world.model.rows_in_flight, world.model.unprepared_items) == (0, 0)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_items_are_counted_once_whenever_their_request_ends(world: World, turns: int) -> None:
+    world.router.hold = True
+    task = asyncio.ensure_future(world.answer("abcd", "bad!", "efgh", partial=True))
+    failed = asyncio.ensure_future(world.answer("abcd", "bad!", "efgh"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        assert world.model.rows_in_flight >= world.model.unprepared_items >= 0
+    task.cancel()
+    failed.cancel()
+    await asyncio.gather(task, failed, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert (world.model.rows_in_flight, world.model.unprepared_items) == (0, 0)
 
 
 async def test_the_first_bad_input_fails_the_request_and_is_named(world: World) -> None:
