@@ -14,7 +14,7 @@ from shared.pipeline import RawInput
 class Coming:
     """Counts the items of a request from the door on: their tasks begin on the loop's next turn.
 
-    Until then the forecast would not know of them, and let everybody in who comes in this turn. Each item takes over its
+    Until then the forecast would not know of them, and let everybody in who comes in this turn. An item takes over its
     part when it begins; the parts of those that never do are given back in the end.
     """
 
