@@ -35,15 +35,17 @@ def gateway_role(index: int) -> str:
 class Lock:
     """A role taken for this process's life; made by `RuntimeDir.lock`."""
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, *, shared: bool = False) -> None:
         self.path = path
         self._fd = fd
+        self._shared = shared
 
     def release(self) -> None:
         """Give the role up and remove the file. Idempotent; the kernel does the first half when the process dies."""
         if self._fd >= 0:
             # Removed while still held: whoever waits for this file finds that it is no longer the one at the path.
-            self.path.unlink(missing_ok=True)
+            if not self._shared or _try(self._fd, fcntl.LOCK_EX):  # the last one that shares it removes it
+                self.path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 
@@ -73,8 +75,11 @@ class RuntimeDir:
         atexit.register(found.close)
         return found
 
-    def lock(self, name: str) -> Lock:
-        """Take the role `name` until this process ends. Raises StartupError (IN_USE) that names the holder's pid."""
+    def lock(self, name: str, *, shared: bool = False) -> Lock:
+        """Take the role `name` until this process ends. Raises StartupError (IN_USE) that names the holder's pid.
+
+        `shared`: together with all others that say so, too.
+        """
         path = self.path / f"{name}.lock"
         while True:
             try:
@@ -82,7 +87,7 @@ class RuntimeDir:
             except FileNotFoundError:  # the last process that left has just removed the folder
                 _make(self.path)
                 continue
-            holder = _holder_after_trying(fd)
+            holder = _holder_after_trying(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if holder:
                 os.close(fd)
                 raise StartupError(
@@ -91,7 +96,7 @@ class RuntimeDir:
             if _is_at(path, fd):
                 break
             os.close(fd)  # its holder removed it between our open and our lock
-        lock = Lock(path, fd)
+        lock = Lock(path, fd, shared=shared)
         self._locks.append(lock)
         try:
             os.ftruncate(fd, 0)
@@ -191,18 +196,24 @@ def _refused(path: Path, why: str) -> StartupError:
     return StartupError(ExitCode.BAD_SETTINGS, f"runtime_dir {path} {why}")
 
 
-def _holder_after_trying(fd: int) -> str:
+def _try(fd: int, how: int) -> bool:
+    """Whether the lock was free; not the one that it had, if any, when it was not."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder_after_trying(fd: int, how: int) -> str:
     """Take the lock; "" when it is ours now, else its holder's pid."""
     for _ in range(_STEPS):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-            if holder.isdecimal() and Path(f"/proc/{holder}").exists():
-                return holder
-            select.select([], [], [], _STEP_S)  # being swept, or taken by one that has not written its pid yet
-        else:
+        if _try(fd, how):
             return ""
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        if holder.isdecimal() and Path(f"/proc/{holder}").exists():
+            return holder
+        select.select([], [], [], _STEP_S)  # being swept, or taken by one that has not written its pid yet
     return "unknown"
 
 

@@ -215,3 +215,19 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_lock(parent: Path, monkeypatc
         runtime.lock("gateway")
     assert caught.value.exit_code == ExitCode.BAD_SETTINGS
     assert not (parent / "run").exists()
+
+
+def test_a_shared_role_excludes_the_whole_one_until_the_last_has_left(parent: Path) -> None:
+    one, two, other = (RuntimeDir.open(parent / "run") for _ in range(3))
+    locks = [one.lock("port", shared=True), two.lock("port", shared=True)]
+    for lock in locks:
+        with pytest.raises(StartupError) as caught:
+            other.lock("port")
+        assert caught.value.exit_code == ExitCode.IN_USE
+        lock.release()
+        lock.release()
+    assert list((parent / "run").iterdir()) == []
+    other.lock("port")
+    with pytest.raises(StartupError):
+        one.lock("port", shared=True)
+    other.close()
