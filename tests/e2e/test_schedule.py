@@ -112,8 +112,12 @@ def test_overload_is_refused_and_answered_at_the_peak_and_over_within_half_a_sec
 
 
 def overload(paced: Site) -> None:
-    """Four times what the model can do, three times in a row: the memory stays as it is after the first one."""
-    seconds, memory, late, calls = 0.8, list[int](), 0, 0
+    """Four times what the model can do, three times in a row: the memory stays as it is after the first one.
+
+    On a machine of its own none of the 280 that are let in is late. Measured up to three times (`undisturbed`), for
+    other load can't be told from this test's: the kernel's numbers for waiting count our processes' waits as well.
+    """
+    seconds, memory, late, admitted = 0.8, list[int](), 0, 0
     rows, nobody = (
         count(paced, "headrace_rows_total", "steady"),
         count(paced, "headrace_rows_for_nobody_total", "steady"),
@@ -124,7 +128,8 @@ def overload(paced: Site) -> None:
             sent = send(paced.grpc, "steady", NO_PAUSE, plan, timeout_s=PATIENCE_S)
             assert set(sent.outcomes) <= {"ok", "overloaded", "deadline_exceeded"}
             assert sent.outcomes["overloaded"] >= 0.5 * len(plan)
-            late, calls = late + sent.outcomes["deadline_exceeded"], calls + len(plan)
+            late += sent.outcomes["deadline_exceeded"]
+            admitted += len(plan) - sent.outcomes["overloaded"]
             assert len(sent.ok) / (seconds + PATIENCE_S) >= 0.6 * PEAK
             over_s = time.monotonic()
             eventually("an empty server", lambda: not any(paced.debug()["in_flight"].values()), 0.5)
@@ -132,7 +137,7 @@ def overload(paced: Site) -> None:
             assert time.monotonic() - over_s <= 0.5
             memory.append(proportional_bytes(process.pid for process in paced.processes()))
     # Twice the targets, for a machine that has other things to do.
-    assert late <= 0.04 * calls
+    assert late <= 0.04 * admitted
     computed = count(paced, "headrace_rows_total", "steady") - rows
     assert count(paced, "headrace_rows_for_nobody_total", "steady") - nobody <= 0.04 * computed
     assert min(memory[1:]) - memory[0] <= 4 * 1024 * 1024, memory
