@@ -77,8 +77,7 @@ class Flow:
             measured.rows = rows = rows_of(pieces)
             with self._admission.admit(rows, request.nbytes, request.arrived_s):
                 admitted_s = now_s()
-                budget_s = request.deadline_s - admitted_s
-                predicted_s = self._forecast.check(model, rows, budget_s)
+                promise = self._forecast.check(model, rows, request.deadline_s - admitted_s)
                 measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
                 request.times.version = model.version
                 request.times.admit_s = admitted_s - request.arrived_s
@@ -87,11 +86,11 @@ class Flow:
                         results = await self._all(model, pieces, request, options, terms)
                 except (TimeoutError, DeadlineExceeded, asyncio.CancelledError) as error:
                     if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
-                        self._forecast.missed(model)
+                        self._forecast.missed(model, promise)
                     if isinstance(error, TimeoutError):
                         raise DeadlineExceeded("the deadline passed before the answer was ready") from None
                     raise
-                self._forecast.answered(model, predicted_s, now_s() - admitted_s, budget_s)
+                self._forecast.answered(model, promise, now_s() - admitted_s)
             return Answer(model.name, model.version, results)
 
     async def _all(

@@ -9,29 +9,21 @@ The worker's backlog is what waits of the same model, and what others get meanwh
 
 `correction` is learned from what really happened, for each model: it takes in everything that the prediction leaves
 out (other load on the same cores, transport, the gateway itself). It follows the slowest answers, not the average: so
-high that all but `LATE` of the requests take no longer than their corrected forecast. That makes the forecast the
+high that all but one in a hundred requests take no longer than their corrected forecast. That makes the forecast the
 limiter of what may be in flight: as long as answers come slower than promised it admits less, down to one full batch,
 and as soon as they don't it admits more. Refusing costs a tenth of serving; starting what can't finish costs everybody.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from gateway.correction import Correction, Promise
 from shared.errors import DeadlineExceeded, HeadraceError, Overloaded
 
-LATE = 0.01
-"""Share of requests that may take longer than their corrected forecast; half of what is promised (2 %)."""
-LEARN = 0.05
-"""Relative step up after a request that took longer; after one that didn't, `LATE` of it down. A server that has
-become half as fast is known by fifteen late answers, and forgiven within some thousand good ones."""
-RELEVANT = 0.25
-"""Forecasts below this share of the budget are well inside whatever the correction is, and mostly noise."""
-START = 1.1
-"""Before anything was learned: a little careful, since an answer that is late by a hair is as lost as any."""
-LEAST, MOST = 0.5, 4.0
-"""Bounds of the correction, so that one bad second can't close the door for good."""
 RETRY_MS = (10, 2000)
+GLANCE_S = 0.001
+"""In a millisecond a few calls come in; each is looked at again when its message has been read."""
 FLOODED = 2
 """Of so many full batches the backlog of a model does not end soon: it takes all of its share, not only what waits."""
 
@@ -78,11 +70,13 @@ class Forecast:
         """`loads` is iterated anew for each question: all served models share the pool and the worker."""
         self._processes = pool_processes
         self._loads = loads
-        self._corrections: WeakKeyDictionary[Load, float] = WeakKeyDictionary()
+        self._corrections: WeakKeyDictionary[Load, Correction] = WeakKeyDictionary()
+        self._soonest: _Soonest | None = None
+        self._glance_until_s = float("-inf")
 
     def correction(self, load: Load) -> float:
         """What this model's forecasts are multiplied with."""
-        return self._corrections.get(load, START)
+        return self._of(load).factor
 
     def predict_s(self, load: Load, rows: int) -> float:
         """Seconds until a request of `rows` rows would be answered, as the model says; not corrected."""
@@ -104,69 +98,94 @@ class Forecast:
         worker_s = ahead_s + max(running_s, later_s)
         return max(pool_s / self._processes, worker_s) + own_s
 
-    def check(self, load: Load, rows: int, budget_s: float) -> float:
-        """The uncorrected forecast (for `answered`), when the corrected one is within the budget.
+    def check(self, load: Load, rows: int, budget_s: float) -> Promise:
+        """What is promised to a request that may come in; for `answered` or `missed`.
 
         Raises:
-            DeadlineExceeded: nothing is left of the budget, or it would be too small for an idle server.
+            DeadlineExceeded: nothing is left of the budget, or too little for what the request needs by itself.
             Overloaded: too much work is ahead; carries when to come back.
         """
         if budget_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
         raw_s = self.predict_s(load, rows)
-        if refusal := self._refusal(load, rows, raw_s, budget_s):
-            raise refusal
-        return raw_s
+        if budget_s < self._least_s(load, rows, raw_s):
+            raise self._refusal(load, rows, raw_s, budget_s)
+        return self._of(load).promise(raw_s, budget_s)
 
-    def refusal(self, budget_s: float) -> HeadraceError | None:
-        """Why one row more could not be answered within the budget, whichever model it is for; None when it could."""
-        refusal = None
+    def refusal(self, budget_s: float, coming: int, now_s: float) -> HeadraceError | None:
+        """Why one row more could not be answered within the budget, whichever model it is for; None when it could.
+
+        `coming` rows are on their way here, of models that nobody knows yet: of the one that could be soonest, it is
+        supposed. Looks at the models once in `GLANCE_S`, however many calls ask.
+        """
+        if now_s >= self._glance_until_s:
+            self._glance_until_s, self._soonest = now_s + GLANCE_S, self._look()
+        found = self._soonest
+        if found is None or not found.least_s or budget_s >= found.least_s + coming * found.row_s:
+            return None
+        return self._refusal(found.load, 1, found.raw_s + coming * found.row_s, budget_s)
+
+    def _look(self) -> "_Soonest | None":
+        soonest = None
         for load in self._loads:
-            found = self._refusal(load, 1, self.predict_s(load, 1), budget_s)
-            if found is None:
-                return None
-            if refusal is None or _soonest(found) < _soonest(refusal):
-                refusal = found
-        return refusal
+            raw_s = self.predict_s(load, 1)
+            least_s = self._least_s(load, 1, raw_s)
+            if soonest is None or least_s < soonest.least_s:
+                soonest = _Soonest(load, raw_s, least_s, self._row_s(load))
+            if not least_s:
+                break
+        return soonest
 
-    def _refusal(self, load: Load, rows: int, raw_s: float, budget_s: float) -> HeadraceError | None:
-        predicted_s = raw_s * self.correction(load)
-        if predicted_s <= budget_s or load.rows_in_flight == 0:
-            return None  # with nothing in flight a wrong forecast must be able to prove itself wrong
+    def _row_s(self, load: Load) -> float:
+        """Seconds that one row more adds to what the next one waits for."""
+        return max(load.prepare_s / self._processes, load.batch_s(load.max_rows) / load.max_rows / load.workers)
+
+    def _least_s(self, load: Load, rows: int, raw_s: float) -> float:
+        """The smallest budget with which a request is let in."""
+        if not load.rows_in_flight:
+            return 0.0  # with nothing in flight a wrong forecast must be able to prove itself wrong
+        if load.rows_in_flight + rows <= load.max_rows:
+            return raw_s  # however slow the last answers were: less than a full batch in flight helps nobody
+        return raw_s * self._of(load).factor
+
+    def _refusal(self, load: Load, rows: int, raw_s: float, budget_s: float) -> HeadraceError:
         alone_s = load.prepare_s + load.batch_s(min(rows, load.max_rows))
         if alone_s > budget_s:
             return DeadlineExceeded(
                 f"the deadline leaves {max(0.0, budget_s) * 1e3:.0f} ms, and the model takes {alone_s * 1e3:.0f} ms "
                 "alone"
             )
-        if raw_s <= budget_s and load.rows_in_flight + rows <= load.max_rows:
-            return None  # however slow the last answers were: less than a full batch in flight helps nobody
+        predicted_s = raw_s * self._of(load).factor
         return Overloaded(
             f"an answer would take about {predicted_s * 1e3:.0f} ms, the deadline leaves {budget_s * 1e3:.0f} ms",
             retry_after_ms=min(max(round((predicted_s - budget_s) * 1e3), RETRY_MS[0]), RETRY_MS[1]),
         )
 
-    def answered(self, load: Load, predicted_s: float, actual_s: float, budget_s: float) -> None:
-        """A request with this uncorrected forecast and budget was answered after `actual_s`."""
-        correction = self.correction(load)
-        if predicted_s * correction >= budget_s * RELEVANT:
-            self._learn(load, correction, longer=actual_s > predicted_s * correction)
+    def answered(self, load: Load, promise: Promise, actual_s: float) -> None:
+        """A request was answered after `actual_s`."""
+        self._of(load).answered(promise, actual_s)
 
-    def missed(self, load: Load) -> None:
-        """A request was admitted, and not answered within its time."""
-        self._learn(load, self.correction(load), longer=True)
+    def missed(self, load: Load, promise: Promise) -> None:
+        """A request was let in, and not answered within its time."""
+        self._of(load).missed(promise)
 
-    def _learn(self, load: Load, correction: float, *, longer: bool) -> None:
-        step = LEARN * (1 - LATE) if longer else -LEARN * LATE
-        self._corrections[load] = min(max(correction * (1 + step), LEAST), MOST)
+    def _of(self, load: Load) -> Correction:
+        found = self._corrections.get(load)
+        if found is None:
+            found = self._corrections[load] = Correction()
+        return found
 
     def __repr__(self) -> str:
-        return f"<Forecast corrections={[round(found, 2) for found in self._corrections.values()]}>"
+        return f"<Forecast corrections={[round(found.factor, 2) for found in self._corrections.values()]}>"
 
 
-def _soonest(refusal: HeadraceError) -> float:
-    """A budget that was too small from the start comes last: to come back later doesn't help."""
-    return refusal.retry_after_ms if refusal.retry_after_ms is not None else float("inf")
+class _Soonest(NamedTuple):
+    """The model that could answer one row more first."""
+
+    load: Load
+    raw_s: float
+    least_s: float
+    row_s: float
 
 
 def _backlog_s(load: Load) -> float:

@@ -11,7 +11,7 @@ what most calls get.
 from gateway.admission import Admission
 from gateway.forecast import Forecast
 from gateway.metrics import Metrics
-from shared.errors import HeadraceError
+from shared.errors import Code, HeadraceError
 
 
 class Gate:
@@ -22,17 +22,21 @@ class Gate:
         self._forecast = forecast
         self._metrics = metrics
 
-    def check(self, budget_s: float, now_s: float) -> None:
-        """Return when the call is worth reading. `budget_s` seconds are left for it.
+    def refusal(self, budget_s: float, reading: int, now_s: float) -> HeadraceError | None:
+        """None when the call is worth reading; else why not, counted as a request of model `unknown`.
 
-        Raises Draining, Overloaded or DeadlineExceeded, counted as a request of model `unknown`.
+        `budget_s` seconds are left for it; `reading` calls have passed here and are not yet seen by the flow.
         """
         try:
             if self._admission.full:
                 self._admission.admit(1, 0, now_s).release()
-            refusal = self._forecast.refusal(budget_s)
-            if refusal is not None:
-                raise refusal
+            refusal = self._forecast.refusal(budget_s, reading, now_s)
         except HeadraceError as error:
-            self._metrics.unread(error.code)
-            raise
+            refusal = error
+        if refusal is not None:
+            self._metrics.unread(refusal.code)
+        return refusal
+
+    def expired(self) -> None:
+        """A call's time was over before anything was done for it: counted as a request of model `unknown`."""
+        self._metrics.unread(Code.DEADLINE_EXCEEDED)

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -87,8 +87,19 @@ class RequestIds:
 class Gate(Protocol):
     """Knows without a call's message whether anything could be done for it; `gateway/gate.py` implements it."""
 
-    def check(self, budget_s: float, now_s: float) -> None:
-        """Raises HeadraceError when nothing could. `budget_s` seconds are left for the call."""
+    def refusal(self, budget_s: float, reading: int, now_s: float) -> HeadraceError | None:
+        """Why nothing could; None: read it. `budget_s` seconds are left for the call; `reading` others passed."""
+
+    def expired(self) -> None:
+        """A call's time was over before anything was done for it."""
+
+
+class Refusal(NamedTuple):
+    """How a call ends that is not served: what gRPC's `abort` takes."""
+
+    code: grpc.StatusCode
+    text: str
+    trailers: status.Trailers
 
 
 class Edge:
@@ -152,23 +163,33 @@ class Edge:
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    async def refuse_unread(self, method: str, context: Context) -> None:
+    def unread(self, method: str, context: Context, reading: int) -> Refusal | None:
         """Ask the gate whether a call of a unary method can be served at all, before its message is read.
 
-        Raises what `refuse` raises, when it can't; its message then never becomes a Python object.
+        Counts the call as ended when it can't; its message then never becomes a Python object. `reading` calls passed
+        the gate before it, and their messages are on the way.
         """
         if self._gate is None:
-            return
-        arrived_s, remaining_s = now_s(), _remaining_s(context)
+            return None
+        remaining_s = _remaining_s(context)
         limit_s = self._default_s if remaining_s is None else min(remaining_s, self._most_s)
-        try:
-            self._gate.check(limit_s, arrived_s)
-        except HeadraceError as failure:
-            call = Call(context, arrived_s, limit_s)
-            call.request_id = self.make_id()
-            self.outcomes.started()
-            self.outcomes.ended(method, failure.code.value)
-            await self.refuse(failure, call)
+        failure = self._gate.refusal(limit_s, reading, now_s())
+        if failure is None:
+            return None
+        self.outcomes.started()
+        self.outcomes.ended(method, failure.code.value)
+        return self._refusal(failure, ((status.REQUEST_ID, self.make_id()),))
+
+    def expired(self, method: str) -> None:
+        """A call's time was over before it was begun; count it."""
+        if self._gate is not None:
+            self._gate.expired()
+        self.outcomes.started()
+        self.outcomes.ended(method, Code.DEADLINE_EXCEEDED.value)
+
+    def _refusal(self, failure: HeadraceError, trailers: status.Trailers) -> Refusal:
+        text = status.sentence(failure)
+        return Refusal(status.TABLE[failure.code].grpc, text, trailers + status.error_trailers(failure, text))
 
     def stream(self, method: str, serve: Callable[[Call], Awaitable[None]]) -> "grpc.RpcMethodHandler[Any, Any]":
         """A bidirectional method: `serve` reads and writes raw bytes through `call.context`."""
@@ -211,9 +232,7 @@ class Edge:
         gRPC's state of the call keeps the AbortError, and that keeps the frames that it went through. Nothing in them
         may lead to the call when it is raised: the ring would keep the message until the garbage collector runs.
         """
-        text = status.sentence(failure)
-        trailers = call.trailers() + status.error_trailers(failure, text)
-        aborting = call.context.abort(status.TABLE[failure.code].grpc, text, trailers)
+        aborting = call.context.abort(*self._refusal(failure, call.trailers()))
         del call, failure
         try:
             await aborting

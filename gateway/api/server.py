@@ -45,6 +45,8 @@ def server_options(settings: Settings) -> Options:
         # Streams that have ended and wait to be cleared away count against a limit of their own, and beyond it core
         # refuses new ones with a bare RST_STREAM: of 10,000 calls at once on one channel every fifth to third was lost.
         ("grpc.http2.max_deallocating_streams", 100_000),
+        # Larger reads: a call of 602 KB costs a seventh less (docs/decisions/overload.md).
+        ("grpc.experimental.tcp_min_read_chunk_size", 64 * 1024),
         ("grpc.max_receive_message_length", most_bytes + _ENVELOPE_BYTES),
         ("grpc.max_send_message_length", max(most_bytes, 64 * 1024 * 1024)),
         ("grpc.max_metadata_size", 8 * 1024),
@@ -158,7 +160,7 @@ async def start_grpc(
     server = grpc.aio.server(options=server_options(settings))
     for service, methods in parts.services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    acceptor = Acceptor(server, parts.hot(), parts.edge.refuse_unread)
+    acceptor = Acceptor(server, parts.hot(), parts.edge)
     address = settings.gateway.grpc_address
     host, _ = split(address, "gateway.grpc_address")
     port = _bind(server, address)

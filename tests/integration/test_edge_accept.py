@@ -1,13 +1,14 @@
 """Calls accepted several at a time, and refused before they are read, over real sockets."""
 
 import asyncio
+import gc
 from collections import Counter
-from typing import Any
 
 import grpc
 import pytest
 
 from gateway.api import accept
+from gateway.api.interceptors import Edge
 from gateway.api.outcomes import Outcomes
 from gateway.api.server import start_grpc
 from protos.headrace.v1 import inference_pb2 as pb
@@ -24,11 +25,16 @@ class Shut:
     def __init__(self, reason: HeadraceError | None = None) -> None:
         self.reason = reason
         self.budgets_s: list[float] = []
+        self.reading = 0
+        self.expirations = 0
 
-    def check(self, budget_s: float, now_s: float) -> None:
+    def refusal(self, budget_s: float, reading: int, now_s: float) -> HeadraceError | None:
         self.budgets_s.append(budget_s)
-        if self.reason is not None:
-            raise self.reason
+        self.reading = max(self.reading, reading)
+        return self.reason
+
+    def expired(self) -> None:
+        self.expirations += 1
 
 
 async def predict(address: str, calls: int) -> Counter[str]:
@@ -106,14 +112,12 @@ async def test_a_release_of_grpc_without_these_parts_serves_as_it_always_did(mon
 async def test_this_release_of_grpc_has_all_the_parts() -> None:
     server = grpc.aio.server()
     server.add_insecure_port("127.0.0.1:0")
-
-    async def open_door(_method: str, _context: Any) -> None:  # noqa: ANN401 - gRPC's own
-        return
-
-    acceptor = accept.Acceptor(server, {}, open_door)
+    edge = Edge(settings().gateway, Outcomes())
+    acceptor = accept.Acceptor(server, {}, edge)
     await server.start()
     assert acceptor.start()
     await server.stop(None)
+    assert accept._unusable(acceptor._core, asyncio.get_running_loop()) is None
 
 
 async def test_a_stopped_server_has_no_request_for_a_call_outstanding() -> None:
@@ -124,3 +128,28 @@ async def test_a_stopped_server_has_no_request_for_a_call_outstanding() -> None:
     async with asyncio.timeout(5):  # for the tasks to see that the server has stopped
         while left := asyncio.all_tasks() - before:
             await asyncio.wait(left)
+
+
+def calls_alive() -> int:
+    """gRPC's states of calls: those asked for, and those that something still holds."""
+    return sum(type(thing).__name__ == "RPCState" for thing in gc.get_objects())
+
+
+async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None:
+    """The collector comes rarely, and a call holds its message, up to gateway.max_message_bytes of it."""
+    flow, gate = Flow(), Shut()
+    running = await start_grpc(settings(), flow, State(), gate=gate)
+    await predict(running.address, 30)
+    gc.collect()
+    before = calls_alive()
+    gc.disable()
+    try:
+        flow.fail = Overloaded("no room", retry_after_ms=40)
+        await predict(running.address, 30)
+        flow.fail, gate.reason = None, Overloaded("no room", retry_after_ms=40)
+        await predict(running.address, 30)
+        left = calls_alive() - before
+    finally:
+        gc.enable()
+    await running.stop(0.0)
+    assert left < 20, "of 60 refused calls"

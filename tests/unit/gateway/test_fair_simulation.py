@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.batcher import Batcher, BatchLimits, QueuedItem, QueueKey
+from gateway.correction import Promise
 from gateway.cost_model import CostModel
 from gateway.forecast import Forecast
 from shared.errors import Overloaded
@@ -126,15 +127,15 @@ class Gate:
     def __init__(self, made: Simulation, *weights: float) -> None:
         self.loads = {key: self.Load(key, weight) for key, weight in zip((SLOW, FAST), weights, strict=True)}
         self.forecast = Forecast(1, self.loads.values())
-        self.admitted: dict[int, tuple[Arrival, float]] = {}
+        self.admitted: dict[int, tuple[Arrival, Promise]] = {}
         learn = made.on_done
 
         def done(run: Run) -> None:
             learn(run)
             for served in run.batch.items:
-                arrival, predicted_s = self.left(served.item)
+                arrival, promise = self.left(served.item)
                 load = self.loads[arrival.key]
-                self.forecast.answered(load, predicted_s, run.done_s - arrival.at_s, arrival.patience_s)
+                self.forecast.answered(load, promise, run.done_s - arrival.at_s)
 
         made.on_done = done
         made.on_expired = self.expired
@@ -150,13 +151,13 @@ class Gate:
         return True
 
     def expired(self, late: QueuedItem, _now_s: float) -> None:
-        arrival, _ = self.left(late.item)
-        self.forecast.missed(self.loads[arrival.key])
+        arrival, promise = self.left(late.item)
+        self.forecast.missed(self.loads[arrival.key], promise)
 
-    def left(self, item: int) -> tuple[Arrival, float]:
-        arrival, predicted_s = self.admitted[item]
+    def left(self, item: int) -> tuple[Arrival, Promise]:
+        arrival, promise = self.admitted[item]
         self.loads[arrival.key].rows_in_flight -= 1
-        return arrival, predicted_s
+        return arrival, promise
 
 
 def outcomes(ledger: Ledger, first: int, last: int) -> tuple[int, int, int]:

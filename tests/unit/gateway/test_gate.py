@@ -1,5 +1,3 @@
-import pytest
-
 from gateway.admission import Admission
 from gateway.forecast import Forecast
 from gateway.gate import Gate
@@ -30,7 +28,7 @@ def test_what_some_model_could_answer_is_read() -> None:
     busy = FakeLoad()
     busy.rows_in_flight = 80
     door, admission, metrics = gate(busy, FakeLoad())
-    door.check(0.05, 0.0)
+    assert door.refusal(0.05, 0, 0.0) is None
     assert admission.in_flight_requests == 0
     assert refused(metrics) == {}
 
@@ -39,24 +37,38 @@ def test_what_none_could_answer_in_time_is_refused_and_counted() -> None:
     busy = FakeLoad()
     busy.rows_in_flight = 80
     door, _, metrics = gate(busy)
-    with pytest.raises(Overloaded):
-        door.check(0.05, 0.0)
-    with pytest.raises(DeadlineExceeded):
-        door.check(0.001, 0.0)
+    assert isinstance(door.refusal(0.05, 0, 0.0), Overloaded)
+    assert isinstance(door.refusal(0.001, 0, 0.0), DeadlineExceeded)
     assert refused(metrics) == {"overloaded": 1, "deadline_exceeded": 1}
 
 
 def test_a_full_server_refuses_until_there_is_room() -> None:
     door, admission, metrics = gate(FakeLoad(), max_requests=1)
-    with admission.admit(1, 10, 0.0), pytest.raises(Overloaded, match=r"admission\.max_requests"):
-        door.check(10.0, 0.0)
-    door.check(10.0, 0.0)
+    with admission.admit(1, 10, 0.0):
+        full = door.refusal(10.0, 0, 0.0)
+    assert isinstance(full, Overloaded)
+    assert "admission.max_requests" in full.text
+    assert door.refusal(10.0, 0, 0.0) is None
     assert refused(metrics) == {"overloaded": 1}
 
 
 def test_closed_doors_stay_closed() -> None:
     door, admission, metrics = gate(FakeLoad())
     admission.close_doors()
-    with pytest.raises(Draining):
-        door.check(10.0, 0.0)
+    assert isinstance(door.refusal(10.0, 0, 0.0), Draining)
     assert refused(metrics) == {"draining": 1}
+
+
+def test_calls_whose_messages_are_on_the_way_count_as_ahead() -> None:
+    busy = FakeLoad()  # 1.25 ms of the worker for each row more
+    busy.rows_in_flight = 8
+    door, _, _ = gate(busy)
+    assert door.refusal(0.050, 0, 0.0) is None
+    assert door.refusal(0.050, 25, 0.0) is None
+    assert isinstance(door.refusal(0.050, 40, 0.0), Overloaded)
+
+
+def test_what_ran_out_of_time_before_it_began_is_counted() -> None:
+    door, _, metrics = gate(FakeLoad())
+    door.expired()
+    assert refused(metrics) == {"deadline_exceeded": 1}
