@@ -19,6 +19,7 @@ TITLES = {
     "bursts": "0.6 P, bursts of 16",
     "2x": "2 P",
     "4x": "4 P",
+    "2x-bare": "2 P, bare frames",
     "4x-bare": "4 P, bare frames",
     "slow": "100 a second, at 10 P",
 }
@@ -192,8 +193,8 @@ row, no CPU; the slow model takes 10 ms a row, so that it makes 100 rows a secon
 - **Open loop**: Poisson over {channels} connections, {load_s:g} s at 2 P, 4 P and 10 P, each call with a deadline of
   {deadline_ms} ms from its *planned* time: a generator that falls behind, or a queue inside the client, makes nothing
   look better. A call that could not be sent before its deadline is *not sent*.
-- **bare frames**: the load generator is grpc.aio, whose own CPU at 4 P is missing to the server on these cores. In this
-  row it writes bare HTTP/2 frames instead (`bench/http2_wire.py`): the same calls, fewer of the machine's cycles.
+- **bare frames**: the load generator is grpc.aio, whose own CPU is missing to the server on these cores. In these rows
+  it writes bare HTTP/2 frames instead (`bench/http2_wire.py`): the same calls, fewer of the machine's cycles.
 - **goodput**: answers in time. **refusal**: RESOURCE_EXHAUSTED, from the moment of sending.
 - **admitted but late**: of the calls that were not refused at the door, those without an answer in time.
   **rows for nobody**: of the computed rows, those whose caller had left.

@@ -8,8 +8,9 @@ no more than `BURST`, as congestion control reacts once a round trip: one late b
 
 from typing import NamedTuple
 
-LATE = 0.01
-"""Share of requests that may take longer than their corrected forecast; half of what is promised (2 %)."""
+LATE = 0.005
+"""Share of requests that may take longer than their corrected forecast. Promised are 2 % of late ones; what comes before
+anything is learned takes its part of them."""
 LEARN = 0.05
 """The relative step up."""
 BURST = 1.5

@@ -153,7 +153,7 @@ def export(parts: Parts) -> None:
     metrics.gauges("headrace_cost_seconds", _COST, ("model", "version", "bucket", "part"), parts.costs)
     metrics.gauges(
         "headrace_forecast_correction",
-        "Real time ÷ forecast that all but one in a hundred requests stay within, learned.",
+        "Real time ÷ forecast that all but one in two hundred requests stay within, learned.",
         ("model",),
         lambda: [((model.name,), parts.forecast.correction(model)) for model in parts.routing.models()],
     )

@@ -9,7 +9,7 @@ The worker's backlog is what waits of the same model, and what others get meanwh
 
 `correction` is learned from what really happened, for each model: it takes in everything that the prediction leaves
 out (other load on the same cores, transport, the gateway itself). It follows the slowest answers, not the average: so
-high that all but one in a hundred requests take no longer than their corrected forecast. That makes the forecast the
+high that all but one in two hundred requests take no longer than their corrected forecast. That makes the forecast the
 limiter of what may be in flight: as long as answers come slower than promised it admits less, down to one full batch,
 and as soon as they don't it admits more. Refusing costs a tenth of serving; starting what can't finish costs everybody.
 """

@@ -59,6 +59,6 @@ def test_a_slow_time_is_soon_known_and_soon_forgiven() -> None:
     for _ in range(15):
         correction.missed(correction.promise(0.5, 1.0))
     assert correction.factor > 2.0
-    for _ in range(3000):
+    for _ in range(5000):
         correction.answered(correction.promise(0.5, 1.0), 0.1)
     assert correction.factor < 1.0
