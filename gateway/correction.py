@@ -9,15 +9,16 @@ no more than `BURST`, as congestion control reacts once a round trip: one late b
 from typing import NamedTuple
 
 LATE = 0.005
-"""Share of requests that may take longer than their corrected forecast. Promised are 2 % of late ones; what comes before
-anything is learned takes its part of them."""
+"""Share of requests that may take longer than their corrected forecast. 2 % late ones are promised; the first moments of
+an overload, before anything is learned, take their part of that."""
 LEARN = 0.05
 """The relative step up."""
 BURST = 1.5
 """A server that has become half as fast is known after two such rounds, and forgiven within some thousand good
 answers."""
-START = 1.1
-"""Before anything was learned: a little careful, since an answer that is late by a hair is as lost as any."""
+START = 1.25
+"""Before anything was learned: careful, since an answer that is late by a hair is as lost as any, and what an overload
+does to cores that others use as well is not known yet."""
 LEAST, MOST = 0.5, 4.0
 """Bounds, so that one bad second can't close the door for good."""
 RELEVANT = 0.25

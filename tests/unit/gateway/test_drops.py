@@ -103,7 +103,7 @@ def test_a_deadline_that_passes_is_told_apart_from_a_caller_that_leaves(ahead: i
         for number in range(ahead):
             ask(server, number)
         await pass_ms(3)
-        ask(server, 9, patience_s=0.04)
+        ask(server, 9, patience_s=0.045)
 
     server = world.play(story)
     assert drops_of(server) == {(point, "deadline_exceeded"): 1}
