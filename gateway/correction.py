@@ -9,8 +9,8 @@ no more than `BURST`, as congestion control reacts once a round trip: one late b
 from typing import NamedTuple
 
 LATE = 0.005
-"""Share of requests that may take longer than their corrected forecast. 2 % late ones are promised; the first moments of
-an overload, before anything is learned, take their part of that."""
+"""Share of requests that may take longer than their corrected forecast. 2 % late ones are promised; the first moments
+of an overload, before anything is learned, take their part of that."""
 LEARN = 0.05
 """The relative step up."""
 BURST = 1.5
