@@ -36,6 +36,7 @@ from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.model_control import ModelControl
+from gateway.pauses import Pauses
 from gateway.pool_client import PoolClient, PoolJob
 from gateway.pool_processes import PoolProcesses
 from gateway.quarantine import Quarantine
@@ -57,6 +58,7 @@ from shared.child import (
     raise_file_limit,
     run_main,
 )
+from shared.clock import now_s
 from shared.devices import worker_count
 from shared.errors import ExitCode
 from shared.handover import Welcomer
@@ -91,6 +93,7 @@ class Gateway:
         self.settings = settings
         self.name = gateway_role(index)
         self.generation = secrets.randbits(63)
+        self.pauses = Pauses()
         private = runtime.private(self.generation, index)
         self.endpoint = f"ipc://{private}/worker.sock"
         self.arena = Arena.create(settings.arena.budget_bytes)
@@ -199,9 +202,13 @@ class Gateway:
         return Front(grpc, await start_http(self.settings, self.readiness, self.metrics.registry, rest))
 
     def _tick(self) -> None:
-        self.processes.tick()
-        self.pool.tick(self.settings.pool.job_limit_ms / 1000)
-        self.dispatch.tick()
+        paused_s = self.pauses.noticed(now_s())
+        if paused_s:
+            logs.get_logger().warning("did not run for a while: nobody is judged by it", seconds=round(paused_s, 1))
+            return  # first what arrived meanwhile is read
+        self.processes.tick(self.pauses)
+        self.pool.tick(self.settings.pool.job_limit_ms / 1000, self.pauses)
+        self.dispatch.tick(self.pauses)
         self.readiness.tick()
 
     def _welcome(self, identity: bytes) -> Welcome:

@@ -16,6 +16,7 @@ from gateway.hangs import Hangs
 from gateway.inflight import InFlight
 from gateway.leases import Lease
 from gateway.parked import Parked
+from gateway.pauses import Pauses
 from gateway.running import Ran, Running, RunningBatches
 from gateway.served import Models, ServedModel
 from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart, settle, unloaded
@@ -181,9 +182,9 @@ class Dispatcher:
         self.slots_back()
         self.kick()
 
-    def tick(self) -> None:
+    def tick(self, pauses: Pauses) -> None:
         """Called a few times a second: kill what hangs, and try workers again that could not be sent a batch."""
-        self._hangs.kill(now_s())
+        self._hangs.kill(now_s(), pauses)
         self._models.tidy()
         unreachable = [worker for worker in self._workers.workers() if not worker.reachable]
         for worker in unreachable:

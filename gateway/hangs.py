@@ -1,6 +1,7 @@
 """Ends workers that live but do not come back from a batch. Asked a few times a second by the dispatcher."""
 
 from gateway.cost_model import CostModel, QueueKey
+from gateway.pauses import Pauses
 from gateway.running import RunningBatches
 from gateway.worker_client import WorkerClient
 from shared.logs import get_logger
@@ -24,14 +25,14 @@ class Hangs:
         self._cost = cost
         self._limit_s = limit_s
 
-    def kill(self, now_s: float) -> None:
+    def kill(self, now_s: float, pauses: Pauses) -> None:
         """Kill each worker whose batch takes far longer than any before it; its supervisor brings a new one."""
         for worker in list(self._workers.workers()):
-            busy = self._running.busy(worker, now_s)
+            busy = self._running.busy(worker)
             if busy is None or worker.overran:
                 continue
             limit_s = self._limit_of(busy.key)
-            if busy.seconds > limit_s:
+            if pauses.age_s(busy.since_s, now_s) > limit_s:
                 worker.overran = True
                 log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
                 self._workers.kill(worker)

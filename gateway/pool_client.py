@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from gateway.inflight import Entry, InFlight
 from gateway.line import Line
+from gateway.pauses import Pauses
 from gateway.pool_processes import PoolProcesses
 from gateway.request import DEFAULT_PRIORITY
 from shared.arena import Slot
@@ -112,7 +113,7 @@ class PoolClient:
         """Jobs that no process has yet."""
         return len(self._queue)
 
-    def tick(self, limit_s: float) -> None:
+    def tick(self, limit_s: float, pauses: Pauses) -> None:
         """Called a few times a second: kill processes whose present job has taken longer than `limit_s`.
 
         A job whose caller has left gets half a second: starting a process anew is cheaper than finishing for nobody
@@ -124,7 +125,7 @@ class PoolClient:
             if entry is None or entry.job.overran:
                 continue
             allowed_s = min(limit_s, FOR_NOBODY_S) if entry.job.future.done() else limit_s
-            if now - entry.sent_s > allowed_s:
+            if pauses.age_s(entry.sent_s, now) > allowed_s:
                 entry.job.overran = True
                 log.warning("pool job over its limit", killed=_holder(identity), limit_s=allowed_s)
                 self._processes.kill(identity)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gateway.pauses import Pauses
 from shared.arena import Arena
 from shared.clock import now_s
 from shared.logs import get_logger
@@ -110,11 +111,11 @@ class PoolProcesses:
         if process is not None:
             process.child.kill()
 
-    def tick(self) -> None:
+    def tick(self, pauses: Pauses) -> None:
         """Called a few times a second: kill processes in which a pipeline's constructor hangs."""
         now = now_s()
         for process in list(self._processes.values()):
-            stuck = [model for model, since_s in process.opening.items() if now - since_s > OPEN_LIMIT_S]
+            stuck = [model for model, since_s in process.opening.items() if pauses.age_s(since_s, now) > OPEN_LIMIT_S]
             if stuck:
                 names = ", ".join(self._models[model].name for model in stuck)
                 log.error("pipeline hangs while it is built", killed=process.identity.decode(), models=names)

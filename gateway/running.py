@@ -28,8 +28,8 @@ class Busy(NamedTuple):
 
     key: QueueKey | None
     """The queue of the batch that it runs, or should have begun; None: it works for another gateway."""
-    seconds: float
-    """For how long already."""
+    since_s: float
+    """When it began (monotonic)."""
 
 
 class Ran(NamedTuple):
@@ -149,7 +149,7 @@ class RunningBatches:
         late_s = now_s - held.started_s(first) - first.expected_s - held.others_s
         return True, self.ends_s(worker) + (2 * late_s if late_s > 0 else 0.0)
 
-    def busy(self, worker: Worker, now_s: float) -> Busy | None:
+    def busy(self, worker: Worker) -> Busy | None:
         """What the worker does now, by its own record if there is one; None when it holds nothing of ours."""
         held = self._held.get(worker.identity)
         first = held.first() if held is not None else None
@@ -157,12 +157,12 @@ class RunningBatches:
             return None
         doing = worker.doing()
         if doing is None:
-            return Busy(first.batch.key, now_s - held.started_s(first))
+            return Busy(first.batch.key, held.started_s(first))
         if doing.batch == ELSEWHERE:
-            return Busy(None, now_s - doing.since_s)
+            return Busy(None, doing.since_s)
         running = held.batches.get(doing.batch, first)
         # Batch and time are not written at once: the time may be of the batch before.
-        return Busy(running.batch.key, now_s - max(held.started_s(running), doing.since_s))
+        return Busy(running.batch.key, max(held.started_s(running), doing.since_s))
 
     def __len__(self) -> int:
         return len(self._worker_of)

@@ -5,6 +5,7 @@ import pytest
 
 from gateway import dispatch as dispatch_module
 from gateway import work as work_module
+from gateway.pauses import Pauses
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import FOREVER_S
 from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost, TooLarge
@@ -240,12 +241,12 @@ async def test_a_hung_worker_is_killed_once(bench: Callable[..., Bench], monkeyp
     killed: list[Worker] = []
     monkeypatch.setattr(b.workers, "kill", killed.append)
     await b.submit(model)
-    b.dispatch.tick()
+    b.dispatch.tick(Pauses())
     assert killed == []
     late_s = dispatch_module.now_s() + 2.5
     monkeypatch.setattr(dispatch_module, "now_s", lambda: late_s)
-    b.dispatch.tick()
-    b.dispatch.tick()
+    b.dispatch.tick(Pauses())
+    b.dispatch.tick(Pauses())
     assert killed == [worker]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from gateway import pool_client
 from gateway.inflight import InFlight
+from gateway.pauses import Pauses
 from gateway.pool_client import PoolClient, PoolJob
 from shared.clock import FOREVER_S
 from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput
@@ -152,11 +153,11 @@ async def test_a_job_over_its_limit_loses_its_process_and_is_not_tried_again() -
     with patch.object(pool_client, "now_s", lambda: 100.0):
         slow, staged = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
     with patch.object(pool_client, "now_s", lambda: 104.0):
-        client.tick(5.0)
+        client.tick(5.0, Pauses())
         assert processes.killed == []
     with patch.object(pool_client, "now_s", lambda: 106.0):
-        client.tick(5.0)
-        client.tick(5.0)
+        client.tick(5.0, Pauses())
+        client.tick(5.0, Pauses())
         assert processes.killed == [A]
         processes.die(A, C)
     with pytest.raises(InvalidInput, match=r"pool\.job_limit_ms"):
@@ -175,7 +176,7 @@ async def test_the_clock_of_a_staged_job_starts_with_its_turn() -> None:
     with patch.object(pool_client, "now_s", lambda: 104.0):
         processes.answer(A, Prepared(1, [], b"", 0.0))
     with patch.object(pool_client, "now_s", lambda: 106.0):
-        client.tick(5.0)
+        client.tick(5.0, Pauses())
     assert processes.killed == []
 
 
@@ -243,12 +244,29 @@ async def test_a_long_job_for_nobody_ends_early() -> None:
         gone, staged = client.submit(prepare_job(), ()), client.submit(prepare_job(), ())
         gone.cancel()
     with patch.object(pool_client, "now_s", lambda: 100.4):
-        client.tick(5.0)
+        client.tick(5.0, Pauses())
         assert processes.killed == []
     with patch.object(pool_client, "now_s", lambda: 100.6):
-        client.tick(5.0)
+        client.tick(5.0, Pauses())
         assert processes.killed == [A]
         processes.die(A, C)
     assert jobs_sent(processes)[2:] == [(C, 2)]  # the staged job goes on, the other one is over
     processes.answer(C, Prepared(2, [], b"", 0.0))
     await staged
+
+
+@pytest.mark.parametrize(("leaves", "left_s"), [(False, 5.0), (True, 0.5)])
+async def test_a_gateway_that_was_stopped_itself_kills_no_process_for_that_time(leaves: bool, left_s: float) -> None:
+    """It was stopped from 100.25 s to 130.25 s, and the caller's time ended meanwhile, or did not."""
+    processes, pauses = FakeProcesses(A), Pauses()
+    client, _ = client_of(processes)
+    with patch.object(pool_client, "now_s", lambda: 100.0):
+        future = client.submit(prepare_job(), ())
+    for now_s in (100.0, 100.25, 130.25):
+        pauses.noticed(now_s)
+    if leaves:
+        future.cancel()
+    for age_s, killed in ((0.4, []), (left_s - 0.1, []), (left_s + 0.1, [A])):
+        with patch.object(pool_client, "now_s", lambda age_s=age_s: 130.0 + age_s):
+            client.tick(5.0, pauses)
+            assert processes.killed == killed

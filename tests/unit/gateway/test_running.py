@@ -5,6 +5,7 @@ import pytest
 from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
 from gateway.hangs import FOREIGN, SLOWER, Hangs
+from gateway.pauses import Pauses
 from gateway.running import Running, RunningBatches
 from gateway.worker_client import Worker
 from shared.arena import Arena
@@ -59,10 +60,16 @@ class Killed:
         self.names.append(worker.name)
 
 
-def killed_at(now_s: float, running: RunningBatches, worker: Worker, cost: CostModel | None = None) -> list[str]:
+def killed_at(
+    now_s: float,
+    running: RunningBatches,
+    worker: Worker,
+    cost: CostModel | None = None,
+    pauses: Pauses | None = None,
+) -> list[str]:
     killed = Killed(worker)
     worker.overran = False
-    Hangs(killed, running, cost or CostModel(), LIMIT_S).kill(now_s)  # type: ignore[arg-type]  # a fake
+    Hangs(killed, running, cost or CostModel(), LIMIT_S).kill(now_s, pauses or Pauses())  # type: ignore[arg-type]  # a fake
     return killed.names
 
 
@@ -157,3 +164,21 @@ def test_a_worker_that_stands_still_between_batches_hangs(shared: Worker, board:
     board.write("worker-0", Doing(IDLE, 50.0))
     assert killed_at(100.0 + LIMIT_S - 0.1, running, shared) == []
     assert killed_at(100.0 + LIMIT_S + 0.1, running, shared) == ["worker-0"]
+
+
+@pytest.mark.parametrize("doing", [1, ELSEWHERE, None])
+def test_a_gateway_that_was_stopped_itself_kills_nobody_for_that_time(
+    shared: Worker, board: Board, doing: int | None
+) -> None:
+    """It was stopped from 101 s to 131 s; what the worker does began at 100 s."""
+    worker = shared if doing is not None else Worker(b"worker-0.1", HELLO, 1)
+    running, pauses = RunningBatches(), Pauses()
+    sent(running, worker, 1, at_s=100.0)
+    if doing is not None:
+        board.write("worker-0", Doing(doing, 100.0))
+    for now_s in (100.75, 101.0, 131.0):
+        pauses.noticed(now_s)
+    limit_s = LIMIT_S * (FOREIGN if doing == ELSEWHERE else 1)
+    assert killed_at(131.0, running, worker) == ["worker-0"], "as it looks to who knows nothing of the pause"
+    assert killed_at(130.0 + limit_s - 0.1, running, worker, pauses=pauses) == []
+    assert killed_at(130.0 + limit_s + 0.1, running, worker, pauses=pauses) == ["worker-0"], "but a hang is still found"

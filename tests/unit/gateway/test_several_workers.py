@@ -8,6 +8,7 @@ import pytest
 
 from gateway import dispatch as dispatch_module
 from gateway.batcher import QueueKey
+from gateway.pauses import Pauses
 from gateway.work import Outcome
 from gateway.worker_client import Worker
 from shared.clock import FOREVER_S
@@ -213,7 +214,7 @@ async def test_a_worker_that_can_not_be_reached_leaves_its_batch_to_the_other(be
     Playing(b).all(good)
     await answered(*futures)
     b.router.send = send  # type: ignore[method-assign]  # it was only busy
-    b.dispatch.tick()
+    b.dispatch.tick(Pauses())
     futures = [await b.submit(model) for _ in range(2)]
     assert len(sent(b, dying)) == 1
     b.answer(dying, sent(b, dying)[-1])
@@ -294,14 +295,14 @@ async def test_nothing_is_left_of_models_that_were_unloaded(bench: Made) -> None
         model.state.phase = "unloaded"
         b.workers.forget(number)
         b.dispatch.withdraw(model)
-        b.dispatch.tick()
+        b.dispatch.tick(Pauses())
         assert b.dispatch._cost.keys(), "a batch that is out may still hang"
         for batch in batches:
             b.workers.on_message(worker.identity, done(batch))
         await answered(*futures[:2])
         with pytest.raises(NotReady, match="was unloaded"):
             await answered(futures[2])
-    b.dispatch.tick()
+    b.dispatch.tick(Pauses())
     assert b.dispatch._cost.keys() == []
     assert not b.dispatch._models
     assert not b.dispatch._batcher._limits
@@ -316,7 +317,7 @@ async def test_a_model_that_is_served_again_is_not_forgotten(bench: Made) -> Non
     b.dispatch.withdraw(model)
     b.dispatch.configure(model)
     b.answer(worker, b.router.batches()[0])
-    b.dispatch.tick()
+    b.dispatch.tick(Pauses())
     assert b.dispatch._cost.keys()
     future = await b.submit(model)
     b.answer(worker, b.router.batches()[1])
