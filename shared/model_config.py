@@ -28,7 +28,7 @@ class BatchingOverride(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_rows: Rows | None = None
-    max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None
+    max_wait_ms: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] | None = None
     sizes: tuple[Rows, ...] | None = None
     weight: Weight | None = None
 

@@ -25,7 +25,7 @@ Bytes = Annotated[int, Field(gt=0)]
 Milliseconds = Annotated[int, Field(gt=0)]
 Rows = Annotated[int, Field(ge=1, le=4096)]
 """Of one batch."""
-Weight = Annotated[float, Field(ge=0.001, le=1000)]
+Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 """Of one model, against the others."""
 MAX_WORKERS = 64
 MAX_GATEWAYS = 16
@@ -117,7 +117,7 @@ class PoolSettings(_Group):
     processes: Annotated[int, Field(ge=1, le=256)] | None = None
     """Default: one per CPU core."""
     job_limit_ms: Milliseconds = 5_000
-    """A job that takes longer loses its process."""
+    """A job that takes longer loses its process; once its caller has left, half a second in all is the limit."""
     max_pixels: Annotated[int, Field(ge=1)] = 50_000_000
     """Largest image, width × height, checked before decoding."""
     memory_bytes: Annotated[int, Field(ge=256 * 1024 * 1024)] = 2 * 1024 * 1024 * 1024
@@ -133,7 +133,7 @@ class BatchingSettings(_Group):
     """Defaults for every model; `batching:` in model.yaml overrides them."""
 
     max_rows: Rows = 32
-    max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0
+    max_wait_ms: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 5.0
     """How long a row may wait for company while the worker could run it."""
     sizes: tuple[Rows, ...] = (1, 2, 4, 8, 16, 32)
     """Allowed batch sizes, each one warmed before ready; the last is max_rows. Given only one of the two, the other

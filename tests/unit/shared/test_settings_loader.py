@@ -66,7 +66,9 @@ MISTAKES = [
     ("batching:\n  max_rows: 8\n  sizes: [8, 4]\n", 3, "batching.sizes [8, 4] must be batch sizes that rise"),
     ("batching:\n  weight: 0\n", 2, "batching.weight is 0: must be greater than or equal to 0.001"),
     ("batching:\n  weight: 1001\n", 2, "batching.weight is 1001: must be less than or equal to 1000"),
-    ("batching:\n  weight: .nan\n", 2, "batching.weight is nan: must be"),
+    ("batching:\n  weight: .nan\n", 2, "batching.weight is nan: must be a finite number"),
+    ("batching:\n  weight: .inf\n", 2, "batching.weight is inf: must be a finite number"),
+    ("batching:\n  max_wait_ms: .nan\n", 2, "batching.max_wait_ms is nan: must be a finite number"),
     ("worker:\n  device: tpu\n", 2, "worker.device is 'tpu'"),
     ("pool:\n  processes: 0\n", 2, "pool.processes is 0: must be greater than or equal to 1"),
     ("pool:\n  processes: 1\n  processes: 2\n", 3, "pool.processes is given twice (first on line 2)"),
@@ -157,6 +159,8 @@ def test_an_unknown_variable_is_refused_with_the_nearest(file: Path, variable: s
 def test_a_bad_value_in_a_variable_names_the_variable(file: Path) -> None:
     told = _refused(file, "pool:\n  processes: 2\n", {"HEADRACE_POOL__PROCESSES": "many"})
     assert told == "HEADRACE_POOL__PROCESSES: pool.processes is 'many': must be a whole number"
+    told = _refused(file, "", {"HEADRACE_BATCHING__WEIGHT": "nan"})
+    assert told == "HEADRACE_BATCHING__WEIGHT: batching.weight is 'nan': must be a finite number"
 
 
 @pytest.mark.parametrize(
