@@ -212,6 +212,8 @@ class MeasuredRequest:
         elif self.pieces:  # well formed, and refused at the door
             items = sum(len(items) for items in self.pieces if isinstance(items, list))
             drops.add(name, Point.ADMISSION, outcome, priority, items)
+        elif outcome is Code.NOT_READY:  # before anybody looked how many pieces its inputs are
+            drops.add(name, Point.ADMISSION, outcome, priority, len(self._request.inputs))
 
 
 def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:

@@ -145,6 +145,17 @@ def test_what_is_refused_at_the_door_is_dropped_there() -> None:
     assert drops_of(server) == {("admission", "overloaded"): 1}
 
 
+def test_what_comes_for_a_model_that_is_not_ready_or_while_the_doors_are_closed_is_dropped_at_the_door() -> None:
+    async def story(server: VirtualServer) -> None:
+        server.models[0].state.phase = "no_worker"
+        await many(server, 3, 1.0)
+        server.models[0].state.phase = "ready"
+        server.admission.close_doors()
+        await many(server, 2, 1.0)
+
+    assert drops_of(World().play(story)) == {("admission", "not_ready"): 3, ("admission", "draining"): 2}
+
+
 def test_rows_are_for_nobody_once_their_caller_has_left_or_is_late() -> None:
     """Left while the batch ran; and late by the time that was lost after it."""
 

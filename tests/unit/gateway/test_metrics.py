@@ -7,7 +7,7 @@ from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.metrics import Metrics
 from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
 from shared.clock import now_s
-from shared.errors import Code, InvalidInput, NotReady
+from shared.errors import Code, InvalidInput, NotReady, UnknownModel
 from shared.messages import BatchDone
 from shared.pipeline import RawInput
 from tests.support.gateway_parts import served
@@ -70,6 +70,16 @@ def test_a_request_for_a_model_that_is_not_ready_counts_for_that_model() -> None
         with pytest.raises(NotReady), metrics.request(asked):
             raise NotReady("its worker was lost")
         assert value(metrics, "headrace_requests_total", model=counted, outcome="not_ready") == 1
+        labels = {"model": counted, "point": "admission", "reason": "not_ready"}
+        assert value(metrics, "headrace_dropped_total", **labels) == 1
+
+
+def test_a_caller_s_mistake_is_no_dropped_work() -> None:
+    metrics = Metrics()
+    for mistake in (InvalidInput("no"), UnknownModel("no such model")):
+        with pytest.raises(type(mistake)), metrics.request(request()):
+            raise mistake
+    assert list(metrics.drops.rows()) == []
 
 
 def test_numbers_that_others_keep_are_read_when_somebody_looks() -> None:
