@@ -23,6 +23,7 @@ from shared.logs import get_logger
 from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
 from shared.runtime_dir import RuntimeDir, gateway_role
 from shared.settings import Settings, SupervisorSettings
+from shared.shares import more_pool_processes
 from shared.supervision import Backoff, Child
 
 _FINAL_AT_START = {ExitCode.BAD_SETTINGS, ExitCode.IN_USE, ExitCode.MODEL_LOAD}
@@ -222,6 +223,8 @@ def run(config: Path | None) -> int:
     """
     settings = settings_loader.load(config).settings
     logs.configure("supervisor", settings.log)
+    if note := more_pool_processes(settings):
+        log.info("more pool processes than asked for", note=note)
     runtime = RuntimeDir.open(settings.runtime_dir)
     runtime.lock("supervisor")
 

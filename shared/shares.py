@@ -32,7 +32,21 @@ def share_of(settings: Settings, index: int) -> Settings:
     )
 
 
+def more_pool_processes(settings: Settings) -> str | None:
+    """A sentence when the gateways have more pool processes together than were asked for; used by the supervisor."""
+    asked, count = _asked(settings), settings.gateway.processes
+    if asked >= count:
+        return None
+    wanted = "pool.processes" if settings.pool.processes else "pool.processes: one per CPU core"
+    return (
+        f"{count} pool processes, one for each of gateway.processes, though {wanted} is {asked}: no gateway can share"
+    )
+
+
 def _pool(settings: Settings, index: int) -> int:
-    count = settings.gateway.processes
-    each, rest = divmod(settings.pool.processes or os.cpu_count() or 1, count)
+    each, rest = divmod(_asked(settings), settings.gateway.processes)
     return max(1, each + (index < rest))
+
+
+def _asked(settings: Settings) -> int:
+    return settings.pool.processes or os.cpu_count() or 1

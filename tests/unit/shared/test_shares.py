@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.settings import Settings
-from shared.shares import share_of
+from shared.shares import more_pool_processes, share_of
 
 MIB = 1024 * 1024
 
@@ -32,6 +32,18 @@ def test_together_gateways_admit_no_more_than_one_would() -> None:
 def test_pool_processes_are_dealt_out_and_nobody_goes_without(processes: int, dealt: list[int]) -> None:
     three = settings(3, pool={"processes": processes})
     assert [share_of(three, index).pool.processes for index in range(3)] == dealt
+
+
+def test_more_pool_processes_than_asked_for_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    told = more_pool_processes(settings(3))
+    assert told is not None
+    assert told.startswith(
+        "3 pool processes, one for each of gateway.processes, though pool.processes: one per CPU core"
+    )
+    assert "though pool.processes is 1: " in (more_pool_processes(settings(3, pool={"processes": 1})) or "")
+    for enough in (settings(1), settings(2), settings(3, pool={"processes": 3})):
+        assert more_pool_processes(enough) is None
 
 
 def test_the_default_is_a_process_per_core_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
