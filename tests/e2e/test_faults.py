@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -86,6 +87,23 @@ def test_a_stopped_worker_is_found_out_while_nobody_calls(own_site: Site) -> Non
         os.kill(worker, signal.SIGSTOP)
         eventually("readiness to turn false", lambda: not own_site.ready(), 15.0)
         eventually("another worker", lambda: own_site.ready() and own_site.worker_pids() != [worker], 15.0)
+
+
+def test_a_gateway_that_was_stopped_blames_nobody_for_it(own_site: Site, jpeg: bytes) -> None:
+    rewrite(own_site, pool={"job_limit_ms": 1000, "processes": 2}, worker={"count": 1, "hang_limit_ms": 1000})
+    with serving(own_site) as process:
+        eventually("both pool processes", lambda: len(own_site.pool_pids()) == 2, BACK_S)
+        before = own_site.worker_pids(), sorted(own_site.pool_pids())
+        gateway = own_site.gateway_pid()
+        with Load(own_site.grpc, jpeg) as load:
+            load.wait_for("ok", 50)
+            os.kill(gateway, signal.SIGSTOP)
+            threading.Timer(2.5, os.kill, (gateway, signal.SIGCONT)).start()
+            process.wait_line("did not run for a while")
+            load.wait_for("ok", 50)
+        check(load, "deadline_exceeded")
+        assert (own_site.worker_pids(), sorted(own_site.pool_pids())) == before
+        assert own_site.gateway_pid() == gateway
 
 
 def test_a_stopped_pool_process_is_replaced(own_site: Site, jpeg: bytes) -> None:
