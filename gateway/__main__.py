@@ -210,6 +210,7 @@ class Gateway:
         self.pool.tick(self.settings.pool.job_limit_ms / 1000, self.pauses)
         self.dispatch.tick(self.pauses)
         self.readiness.tick()
+        self.forecast.tick(now_s())
 
     def _welcome(self, identity: bytes) -> Welcome:
         return Welcome(PROTOCOL_VERSION, self.generation, self.endpoint, identity, self.arena.nbytes)

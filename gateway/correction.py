@@ -21,6 +21,8 @@ START = 1.25
 does to cores that others use as well is not known yet."""
 LEAST, MOST = 0.5, 4.0
 """Bounds, so that one bad second can't close the door for good."""
+HALF_LIFE_S = 1.0
+"""Of what was learned above the start: an overload teaches it anew within some late answers."""
 RELEVANT = 0.25
 """Forecasts below this share of the budget are well inside whatever the correction is, and mostly noise."""
 
@@ -63,6 +65,14 @@ class Correction:
         """It was not answered within its budget. One that was a try against the forecast proves nothing."""
         if promise.raw_s <= promise.budget_s:
             self._raise(promise)
+
+    def forget(self, elapsed_s: float) -> None:
+        """Time has passed, and what was learned of a bad time is worth less.
+
+        Light traffic teaches nothing, and would otherwise be refused for it until the next overload.
+        """
+        if self.factor > START:
+            self.factor = START + (self.factor - START) * 0.5 ** (elapsed_s / HALF_LIFE_S)
 
     def _raise(self, promise: Promise) -> None:
         if promise.round == self._round:  # let in after the last steps up had begun

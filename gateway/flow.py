@@ -20,7 +20,7 @@ from gateway.admission import Admission
 from gateway.dispatch import Dispatcher
 from gateway.drops import Point
 from gateway.finish import Finisher
-from gateway.forecast import Forecast
+from gateway.forecast import Forecast, Place
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
@@ -77,7 +77,8 @@ class Flow:
             measured.rows = rows = rows_of(pieces)
             with self._admission.admit(rows, request.nbytes, request.arrived_s):
                 admitted_s = now_s()
-                promise = self._forecast.check(model, rows, request.deadline_s - admitted_s)
+                place = Place(request.priority, request.deadline_s)
+                promise = self._forecast.check(model, rows, request.deadline_s - admitted_s, place)
                 measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
                 request.times.version = model.version
                 request.times.admit_s = admitted_s - request.arrived_s

@@ -18,14 +18,24 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from gateway.book import Behind, Book
 from gateway.correction import Correction, Promise
 from shared.errors import DeadlineExceeded, HeadraceError, Overloaded
 
 RETRY_MS = (10, 2000)
 GLANCE_S = 0.001
 """In a millisecond a few calls come in; each is looked at again when its message has been read."""
+COMMITTED = 3
+"""Full batches that hold slots or run: they can't be overtaken any more."""
 FLOODED = 2
 """Of so many full batches the backlog of a model does not end soon: it takes all of its share, not only what waits."""
+
+
+class Place(NamedTuple):
+    """Where a request stands in the order of service."""
+
+    priority: int
+    deadline_s: float
 
 
 class Load(Protocol):
@@ -42,6 +52,10 @@ class Load(Protocol):
     @property
     def preparing_rows(self) -> int:
         """Of these, rows that hold slots, so that a pool process may take them at any time."""
+
+    @property
+    def book(self) -> Book:
+        """The rows in flight, in the order in which they are served."""
 
     @property
     def weight(self) -> float:
@@ -73,15 +87,27 @@ class Forecast:
         self._corrections: WeakKeyDictionary[Load, Correction] = WeakKeyDictionary()
         self._soonest: _Soonest | None = None
         self._glance_until_s = float("-inf")
+        self._ticked_s = float("inf")
 
     def correction(self, load: Load) -> float:
         """What this model's forecasts are multiplied with."""
         return self._of(load).factor
 
-    def predict_s(self, load: Load, rows: int) -> float:
-        """Seconds until a request of `rows` rows would be answered, as the model says; not corrected."""
+    def tick(self, now_s: float) -> None:
+        """Time passes."""
+        elapsed_s, self._ticked_s = max(0.0, now_s - self._ticked_s), now_s
+        for correction in self._corrections.values():
+            correction.forget(elapsed_s)
+
+    def predict_s(self, load: Load, rows: int, overtaken: int = 0) -> float:
+        """Seconds until a request of `rows` rows would be answered, as the model says; not corrected.
+
+        `overtaken` rows in flight would be served after it.
+        """
         own_s = load.prepare_s + load.batch_s(min(rows, load.max_rows))
-        pool_s, ahead_s = load.unprepared_items * load.prepare_s, _backlog_s(load)
+        ahead = load.rows_in_flight - overtaken
+        unprepared = load.unprepared_items * ahead / load.rows_in_flight if overtaken else load.unprepared_items
+        pool_s, ahead_s = unprepared * load.prepare_s, _backlog_s(load, ahead)
         running_s = later_s = 0.0
         for other in self._loads:
             if other is load or not other.rows_in_flight:
@@ -91,15 +117,18 @@ class Forecast:
             share_s = ahead_s * other.weight / load.weight
             if other.rows_in_flight < FLOODED * other.max_rows:
                 running_s = max(running_s, batch_s)
-                later_s += min(_backlog_s(other), share_s)
+                later_s += min(_backlog_s(other, other.rows_in_flight), share_s)
             else:  # more of it keeps coming, and of the batch that runs a part is done
                 running_s = max(running_s, batch_s / (1 + other.workers))
                 later_s += share_s
         worker_s = ahead_s + max(running_s, later_s)
         return max(pool_s / self._processes, worker_s) + own_s
 
-    def check(self, load: Load, rows: int, budget_s: float) -> Promise:
+    def check(self, load: Load, rows: int, budget_s: float, place: Place | None = None) -> Promise:
         """What is promised to a request that may come in; for `answered` or `missed`.
+
+        With a `place` in the order of service it overtakes what comes after it, if what has the same priority is still
+        in time behind it; a better priority goes at the expense of the others.
 
         Raises:
             DeadlineExceeded: nothing is left of the budget, or too little for what the request needs by itself.
@@ -107,10 +136,29 @@ class Forecast:
         """
         if budget_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
-        raw_s = self.predict_s(load, rows)
-        if budget_s < self._least_s(load, rows, raw_s):
+        behind = load.book.behind(*place) if place else []
+        overtaken = self._overtaken(load, behind)
+        raw_s = self.predict_s(load, rows, overtaken)
+        if budget_s < self._least_s(load, rows, raw_s, overtaken):
             raise self._refusal(load, rows, raw_s, budget_s)
+        if overtaken and place and not self._in_time(load, raw_s, behind, place, budget_s):
+            raise self._refusal(load, rows, self.predict_s(load, rows), budget_s)
         return self._of(load).promise(raw_s, budget_s)
+
+    def _overtaken(self, load: Load, behind: list[Behind]) -> int:
+        """Of the rows behind, those that hold no slots yet; the others are as good as ahead."""
+        return max(0, sum(one.rows for one in behind) - COMMITTED * load.max_rows * load.workers) if behind else 0
+
+    def _in_time(self, load: Load, raw_s: float, behind: list[Behind], place: Place, budget_s: float) -> bool:
+        """Whether those behind would be in time if one more went before them (the test of a schedule by deadline)."""
+        factor, row_s, at_s = self._of(load).factor, self._row_s(load), raw_s
+        for one in behind:
+            if one.priority != place.priority:
+                break
+            at_s += one.rows * row_s
+            if at_s * factor > one.deadline_s - place.deadline_s + budget_s:
+                return False
+        return True
 
     def refusal(self, budget_s: float, coming: int, now_s: float) -> HeadraceError | None:
         """Why one row more could not be answered within the budget, whichever model it is for; None when it could.
@@ -123,13 +171,27 @@ class Forecast:
         found = self._soonest
         if found is None or not found.least_s or budget_s >= found.least_s + coming * found.row_s:
             return None
+        if any(self._could_overtake(load, budget_s, now_s + budget_s) for load in self._loads):
+            return None
         return self._refusal(found.load, 1, found.raw_s + coming * found.row_s, budget_s)
+
+    def _could_overtake(self, load: Load, budget_s: float, deadline_s: float) -> bool:
+        """Whether a call of which only the time is known might be served before what waits.
+
+        It may have the best priority that any caller has used.
+        """
+        priority = load.book.first_priority
+        behind = [] if priority is None else load.book.behind(priority, deadline_s)
+        overtaken = self._overtaken(load, behind)
+        if not overtaken:
+            return False
+        return budget_s >= self._least_s(load, 1, self.predict_s(load, 1, overtaken), overtaken)
 
     def _look(self) -> "_Soonest | None":
         soonest = None
         for load in self._loads:
             raw_s = self.predict_s(load, 1)
-            least_s = self._least_s(load, 1, raw_s)
+            least_s = self._least_s(load, 1, raw_s, 0)
             if soonest is None or least_s < soonest.least_s:
                 soonest = _Soonest(load, raw_s, least_s, self._row_s(load))
             if not least_s:
@@ -140,11 +202,11 @@ class Forecast:
         """Seconds that one row more adds to what the next one waits for."""
         return max(load.prepare_s / self._processes, load.batch_s(load.max_rows) / load.max_rows / load.workers)
 
-    def _least_s(self, load: Load, rows: int, raw_s: float) -> float:
+    def _least_s(self, load: Load, rows: int, raw_s: float, overtaken: int) -> float:
         """The smallest budget with which a request is let in."""
         if not load.rows_in_flight:
             return 0.0  # with nothing in flight a wrong forecast must be able to prove itself wrong
-        if load.rows_in_flight + rows <= load.max_rows:
+        if load.rows_in_flight - overtaken + rows <= load.max_rows:
             return raw_s  # however slow the last answers were: less than a full batch in flight helps nobody
         return raw_s * self._of(load).factor
 
@@ -188,8 +250,7 @@ class _Soonest(NamedTuple):
     row_s: float
 
 
-def _backlog_s(load: Load) -> float:
-    rows = load.rows_in_flight
+def _backlog_s(load: Load, rows: int) -> float:
     if not rows:
         return 0.0
     full, rest = divmod(rows, load.max_rows)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.batcher import BatchLimits
+from gateway.book import Book
 from gateway.state import ModelState
 from shared.errors import Code
 from shared.pipeline import Options, Pipeline, RawInput
@@ -58,6 +59,8 @@ class ServedModel:
         """Whether items differ in shape, so that not all may share a batch."""
         self.rows_in_flight = 0
         """Admitted and not yet answered by a worker."""
+        self.book = Book()
+        """These, in the order in which they are served."""
         self.unprepared_items = 0
         """Admitted and not yet through a pool process."""
         self.prepare_s = 0.0
@@ -85,6 +88,18 @@ class ServedModel:
     def weight(self) -> float:
         """Its share of worker time, in relation to other models."""
         return self.limits.weight
+
+    def enter(self, terms: Terms, rows: int) -> None:
+        """Rows were admitted."""
+        self.rows_in_flight += rows
+        if rows:
+            self.book.add(terms.priority, terms.deadline_s, rows)
+
+    def leave(self, terms: Terms, rows: int) -> None:
+        """As many of these were answered by a worker, or dropped."""
+        self.rows_in_flight -= rows
+        if rows:
+            self.book.remove(terms.priority, terms.deadline_s, rows)
 
     def prepared_in(self, seconds: float) -> None:
         """A pool process has prepared one item."""

@@ -26,12 +26,12 @@ class Coming:
         terms.coming_items, terms.coming_rows = len(items), sum(raw.rows for raw in items)
 
     def __enter__(self) -> None:
-        self._model.rows_in_flight += self._terms.coming_rows
+        self._model.enter(self._terms, self._terms.coming_rows)
         self._model.unprepared_items += self._terms.coming_items
 
     def __exit__(self, *_: object) -> None:
         model, terms = self._model, self._terms
-        model.rows_in_flight -= terms.coming_rows
+        model.leave(terms, terms.coming_rows)
         model.unprepared_items -= terms.coming_items
         terms.coming_items = terms.coming_rows = 0
 
@@ -53,7 +53,7 @@ class Underway:
             self._terms.coming_items -= 1
             self._terms.coming_rows -= self._rows
         else:
-            self._model.rows_in_flight += self._rows
+            self._model.enter(self._terms, self._rows)
             self._model.unprepared_items += 1
         return self
 
@@ -64,7 +64,7 @@ class Underway:
 
     def ran(self) -> None:
         """The worker has answered."""
-        self._model.rows_in_flight -= self._rows
+        self._model.leave(self._terms, self._rows)
         self._rows = 0
 
     def _no_longer_unprepared(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.correction import BURST, LATE, LEAST, MOST, START, Correction
+from gateway.correction import BURST, HALF_LIFE_S, LATE, LEAST, MOST, START, Correction
 
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.floats(0.005, 10), st.floats(0, 100))), max_size=200))
@@ -62,3 +62,22 @@ def test_a_slow_time_is_soon_known_and_soon_forgiven() -> None:
     for _ in range(5000):
         correction.answered(correction.promise(0.5, 1.0), 0.1)
     assert correction.factor < 1.0
+
+
+def test_what_was_learned_of_a_bad_time_fades_without_traffic() -> None:
+    correction = Correction()
+    for _ in range(1000):
+        correction.missed(correction.promise(0.5, 1.0))
+    correction.forget(HALF_LIFE_S)
+    assert correction.factor == pytest.approx((MOST + START) / 2)
+    correction.forget(20 * HALF_LIFE_S)
+    assert correction.factor == pytest.approx(START, rel=1e-3)
+
+
+def test_what_was_learned_of_a_good_time_stays() -> None:
+    correction = Correction()
+    for _ in range(5000):
+        correction.answered(correction.promise(0.5, 1.0), 0.1)
+    learned = correction.factor
+    correction.forget(60.0)
+    assert correction.factor == learned < START

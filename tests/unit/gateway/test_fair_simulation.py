@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.batcher import Batcher, BatchLimits, QueuedItem, QueueKey
+from gateway.book import Book
 from gateway.correction import Promise
 from gateway.cost_model import CostModel
 from gateway.forecast import Forecast
@@ -120,6 +121,7 @@ class Gate:
             self.key = key
             self.weight = weight
             self.rows_in_flight = 0
+            self.book = Book()
 
         def batch_s(self, rows: int) -> float:
             return truth(self.key, rows)

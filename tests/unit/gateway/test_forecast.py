@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.book import Book
 from gateway.correction import MOST, START, Promise
-from gateway.forecast import GLANCE_S, RETRY_MS, Forecast
+from gateway.forecast import GLANCE_S, RETRY_MS, Forecast, Place
 from shared.errors import DeadlineExceeded, Overloaded
 
 
@@ -23,6 +24,7 @@ class FakeLoad:
         weight: float = 1.0,
     ) -> None:
         self.rows_in_flight = 0
+        self.book = Book()
         self.unprepared_items = 0
         self.workers = 1
         self.preparing_rows = 0
@@ -155,6 +157,63 @@ def test_however_slow_the_last_answers_were_a_full_batch_may_be_in_flight() -> N
     load.rows_in_flight = 7
     with pytest.raises(Overloaded):  # not even the uncorrected forecast is in time
         forecast.check(load, 1, 0.010)
+
+
+def waits(load: FakeLoad, rows: int, deadline_s: float, priority: int = 100) -> None:
+    load.rows_in_flight += rows
+    load.book.add(priority, deadline_s, rows)
+
+
+def test_an_urgent_request_overtakes_patient_ones_that_can_wait() -> None:
+    load = FakeLoad()  # 8 rows in 10 ms
+    forecast = Forecast(2, [load])
+    waits(load, 800, deadline_s=30.0)  # a second of work
+    promise = forecast.check(load, 1, 0.2, Place(100, 0.2))
+    assert promise.raw_s == pytest.approx(0.034)  # three batches hold slots, and its own
+    with pytest.raises(Overloaded):
+        forecast.check(load, 1, 0.2)
+    assert forecast.refusal(0.2, 0, 0.0) is None, "unread, it may be the urgent one"
+    with pytest.raises(Overloaded):
+        forecast.check(load, 1, 0.03, Place(100, 0.03))
+
+
+def test_nobody_overtakes_those_whose_time_would_then_be_over() -> None:
+    load = FakeLoad()
+    forecast = Forecast(2, [load])
+    waits(load, 800, deadline_s=1.27)  # a second of work, and START is 1.25
+    with pytest.raises(Overloaded):
+        forecast.check(load, 8, 0.2, Place(100, 0.2))
+
+
+def test_what_comes_before_it_can_not_be_overtaken() -> None:
+    load = FakeLoad()
+    forecast = Forecast(2, [load])
+    waits(load, 800, deadline_s=0.1)
+    with pytest.raises(Overloaded):
+        forecast.check(load, 1, 0.2, Place(100, 0.2))
+    assert forecast.refusal(0.2, 0, 0.0) is not None
+
+
+def test_a_better_priority_goes_first_at_the_expense_of_the_others() -> None:
+    load = FakeLoad()
+    forecast = Forecast(2, [load])
+    waits(load, 800, deadline_s=0.9)
+    assert forecast.check(load, 1, 1.0, Place(1, 1.0)).raw_s == pytest.approx(0.034)
+    with pytest.raises(Overloaded):
+        forecast.check(load, 1, 1.0, Place(100, 1.0))
+    assert isinstance(forecast.refusal(1.0, 0, 0.0), Overloaded)
+    waits(load, 1, deadline_s=5.0, priority=1)
+    assert forecast.refusal(1.0, 0, 0.0) is None, "somebody uses priorities, so an unread call may have a better one"
+
+
+def test_an_overload_is_forgotten_with_time() -> None:
+    load = FakeLoad()
+    forecast = Forecast(1, [load])
+    forecast.tick(5.0)
+    for _ in range(1000):
+        forecast.missed(load, forecast.check(load, 1, 10.0))
+    forecast.tick(15.0)
+    assert forecast.correction(load) == pytest.approx(START, rel=0.01)
 
 
 def test_a_burst_that_its_deadlines_leave_time_for_is_let_in_whole() -> None:
