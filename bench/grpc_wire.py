@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from bench.ledger import OK, word
-from bench.wire import OPEN_LIMIT_S, REASON, TIMING, Ended, Target
+from bench.wire import REASON, TIMING, Ended, Target, connecting
 
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
 _Call = Any  # grpc.aio's UnaryUnaryCall, whose callbacks its stubs type as Any
@@ -18,17 +18,19 @@ class GrpcWire:
     """One channel a connection, used in turn. The event loop's thread only."""
 
     def __init__(self, target: Target, ended: Ended) -> None:
+        self.samples: dict[str, str] = {}
+        """By word: the text of the first status."""
         self._target = target
         self._ended = ended
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = []
 
     async def open(self) -> None:
-        """Connect. Raises TimeoutError when the server is not there."""
+        """Connect. Raises NotThere."""
         target = self._target
         self._channels = [grpc.aio.insecure_channel(target.address, options=_OPTIONS) for _ in range(target.channels)]
         self._stubs = [channel.unary_unary(target.method) for channel in self._channels]
-        async with asyncio.timeout(OPEN_LIMIT_S):
+        async with connecting(target.address):
             await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
 
     def send(self, index: int, request: bytes, left_s: float) -> None:
@@ -47,7 +49,10 @@ class GrpcWire:
             self._ended(index, OK, "")
             return
         trailers = _at_once(call.trailing_metadata()) or {}
-        self._ended(index, OK if fine else word(code.name, trailers.get(REASON, "")), trailers.get(TIMING, ""))
+        outcome = OK if fine else word(code.name, trailers.get(REASON, ""))
+        if not fine and outcome not in self.samples:
+            self.samples[outcome] = _at_once(call.details()) or code.name
+        self._ended(index, outcome, trailers.get(TIMING, ""))
 
 
 def _at_once(ready: Any) -> Any:  # noqa: ANN401 - whatever the call knows

@@ -170,3 +170,19 @@ def _read_string(block: bytes, at: int) -> tuple[bytes, int]:
     huffman = block[at] & 0x80
     length, at = _read_integer(block, at, 7)
     return (b"" if huffman else block[at : at + length]), at + length
+
+
+class Stream:
+    """A call under way."""
+
+    __slots__ = ("at", "deadline_s", "id", "index", "request", "window")
+
+    def __init__(self, index: int, request: bytes, deadline_s: float) -> None:
+        self.index = index
+        self.request = request
+        self.deadline_s = deadline_s
+        self.id = 0
+        """0: waits for the server to allow one more stream; -1: has ended."""
+        self.at = 0
+        """Bytes sent, with the five of gRPC's prefix."""
+        self.window = 0

@@ -10,43 +10,47 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 
 from bench import http2
-from bench.http2 import Kind, Setting
-from bench.ledger import EXPIRED, OK, word
-from bench.wire import OPEN_LIMIT_S, REASON, TIMING, Ended, Target
+from bench.http2 import Kind, Setting, Stream
+from bench.ledger import EXPIRED, OK, UNREACHABLE, word
+from bench.wire import REASON, TIMING, Ended, NotThere, Target, connecting
 
 _NAMES = {str(code.value[0]).encode(): code.name for code in grpc.StatusCode}
 _CODES = {http2.CANCEL: "CANCELLED", 11: "RESOURCE_EXHAUSTED"}
 """RST_STREAM's codes as gRPC statuses; all others are UNAVAILABLE."""
 _GIVE_BACK = 1 << 30
 """Bytes of answers on a connection after which the server may send as many more: half of its window."""
-_STATUS, _REASON, _TIMING = b"grpc-status", REASON.encode(), TIMING.encode()
+_STATUS, _MESSAGE, _REASON, _TIMING = b"grpc-status", b"grpc-message", REASON.encode(), TIMING.encode()
+_LOST = "the connection was lost"
 
 
 class Http2Wire:
     """Some connections, used in turn. The event loop's thread only."""
 
     def __init__(self, target: Target, ended: Ended) -> None:
+        self.samples: dict[str, str] = {}
         self._target = target
         self._ended = ended
         self._connections: list[_Connection] = []
 
     async def open(self) -> None:
-        """Connect and wait for the server's settings. Raises TimeoutError, OSError."""
+        """Connect and wait for the server's settings. Raises NotThere."""
         loop = asyncio.get_running_loop()
         host, _, port = self._target.address.rpartition(":")
-        async with asyncio.timeout(OPEN_LIMIT_S):
+        make = partial(_Connection, self._target, self._ended, self.samples)
+        async with connecting(self._target.address):
             for _ in range(self._target.channels):
-                _, connection = await loop.create_connection(self._connect, host, int(port))
+                _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
                 await connection.greeted.wait()
+                if connection.lost:
+                    raise NotThere("the connection was closed at once")
                 self._connections.append(connection)
-
-    def _connect(self) -> "_Connection":
-        return _Connection(self._target, self._ended)
 
     def send(self, index: int, request: bytes, left_s: float) -> None:
         """Begin a call; `ended` is told its end."""
@@ -58,25 +62,10 @@ class Http2Wire:
             connection.close()
 
 
-class _Stream:
-    """A call under way."""
-
-    __slots__ = ("at", "deadline_s", "id", "index", "request", "window")
-
-    def __init__(self, index: int, request: bytes, deadline_s: float) -> None:
-        self.index = index
-        self.request = request
-        self.deadline_s = deadline_s
-        self.id = 0
-        """0: waits for the server to allow one more stream; -1: has ended."""
-        self.at = 0
-        """Bytes sent, with the five of gRPC's prefix."""
-        self.window = 0
-
-
 class _Connection(asyncio.Protocol):
-    def __init__(self, target: Target, ended: Ended) -> None:
+    def __init__(self, target: Target, ended: Ended, samples: dict[str, str]) -> None:
         self.greeted = asyncio.Event()
+        self._samples = samples
         self._ended = ended
         self._stages = target.stages
         self._loop = asyncio.get_running_loop()
@@ -92,12 +81,12 @@ class _Connection(asyncio.Protocol):
             }
         )
         self._received = bytearray()
-        self._streams: dict[int, _Stream] = {}
-        self._waiting: deque[_Stream] = deque()
+        self._streams: dict[int, Stream] = {}
+        self._waiting: deque[Stream] = deque()
         """For the server to allow one more stream."""
-        self._uploads: deque[_Stream] = deque()
+        self._uploads: deque[Stream] = deque()
         """With bytes to send, in the order of their turn."""
-        self._in_time: deque[_Stream] = deque()
+        self._in_time: deque[Stream] = deque()
         """By deadline; ended ones are skipped."""
         self._timer: asyncio.TimerHandle | None = None
         self._next_id = 1
@@ -116,8 +105,16 @@ class _Connection(asyncio.Protocol):
         self._transport.write(http2.greeting())
 
     def connection_lost(self, _error: Exception | None) -> None:
+        if self._timer:
+            self._timer.cancel()
         for stream in (*self._streams.values(), *self._waiting):
-            self._end(stream, word("UNAVAILABLE", ""))
+            self._end(stream, UNREACHABLE, _LOST)
+        self.greeted.set()
+
+    @property
+    def lost(self) -> bool:
+        """Or about to be: nothing can be sent any more."""
+        return self._transport.is_closing()
 
     def pause_writing(self) -> None:
         self._may_write = False
@@ -137,8 +134,15 @@ class _Connection(asyncio.Protocol):
 
     # ---- sending
 
+    def _write(self, data: bytes) -> None:
+        if not self.lost:
+            self._transport.write(data)
+
     def send(self, index: int, request: bytes, left_s: float) -> None:
-        stream = _Stream(index, request, time.monotonic() + left_s)
+        if self.lost:
+            self._end(Stream(index, request, 0.0), UNREACHABLE, _LOST)
+            return
+        stream = Stream(index, request, time.monotonic() + left_s)
         self._in_time.append(stream)
         if self._timer is None:
             self._timer = self._loop.call_later(left_s, self._expire)
@@ -162,7 +166,7 @@ class _Connection(asyncio.Protocol):
             left_us = max(1, round((stream.deadline_s - time.monotonic()) * 1e6))
             timeout = f"{left_us}u" if left_us < 1e8 else f"{left_us // 1000}m"
             block = self._headers + http2.header_block({"grpc-timeout": timeout})
-            self._transport.write(http2.frame(Kind.HEADERS, http2.END_HEADERS, stream.id, block))
+            self._write(http2.frame(Kind.HEADERS, http2.END_HEADERS, stream.id, block))
             self._uploads.append(stream)
 
     def _upload(self) -> None:
@@ -174,7 +178,7 @@ class _Connection(asyncio.Protocol):
             if stream.id in self._streams and self._upload_one(stream):
                 self._uploads.append(stream)  # its own window is used up: the others' turn
 
-    def _upload_one(self, stream: _Stream) -> bool:
+    def _upload_one(self, stream: Stream) -> bool:
         """True when there is more to send."""
         total = len(stream.request) + 5
         pieces: list[Any] = []
@@ -189,7 +193,7 @@ class _Connection(asyncio.Protocol):
             stream.at += size
             stream.window -= size
             self._window -= size
-        self._transport.write(b"".join(pieces))
+        self._write(b"".join(pieces))
         return stream.at < total
 
     def _expire(self) -> None:
@@ -200,17 +204,19 @@ class _Connection(asyncio.Protocol):
             stream = self._in_time.popleft()
             if stream.id >= 0:
                 self._reset(stream)
-                self._end(stream, EXPIRED)
+                self._end(stream, EXPIRED, "the caller's deadline passed")
         if self._in_time:
             self._timer = self._loop.call_later(self._in_time[0].deadline_s - now_s, self._expire)
         self._open_waiting()
 
-    def _reset(self, stream: _Stream) -> None:
+    def _reset(self, stream: Stream) -> None:
         if stream.id > 0:
-            self._transport.write(http2.frame(Kind.RST_STREAM, 0, stream.id, http2.CANCEL.to_bytes(4, "big")))
+            self._write(http2.frame(Kind.RST_STREAM, 0, stream.id, http2.CANCEL.to_bytes(4, "big")))
 
-    def _end(self, stream: _Stream, outcome: str, timing: str = "") -> None:
+    def _end(self, stream: Stream, outcome: str, text: str, timing: str = "") -> None:
         self._streams.pop(stream.id, None)
+        if outcome != OK:
+            self._samples.setdefault(outcome, text)
         if stream.id >= 0:
             stream.id = -1
             self._ended(stream.index, outcome, timing)
@@ -229,7 +235,8 @@ class _Connection(asyncio.Protocol):
             self._reset(stream)  # refused before it was read: there is no use for the rest
         timing = headers.get(_TIMING, b"").decode() if self._stages else ""
         reason = headers.get(_REASON, b"").decode()
-        self._end(stream, OK if status == b"0" else word(_NAMES[status], reason), timing)
+        text = unquote(headers.get(_MESSAGE, b"").decode()) or _NAMES[status]
+        self._end(stream, OK if status == b"0" else word(_NAMES[status], reason), text, timing)
 
     def _on_reset(self, frame: http2.Frame) -> None:
         stream = self._streams.pop(frame.stream, None)
@@ -239,7 +246,9 @@ class _Connection(asyncio.Protocol):
             stream.id = stream.at = 0
             self._waiting.appendleft(stream)
         else:
-            self._end(stream, word(_CODES.get(http2.number(frame.payload), "UNAVAILABLE"), ""))
+            self._end(
+                stream, word(_CODES.get(http2.number(frame.payload), "UNAVAILABLE"), ""), "the server reset the stream"
+            )
 
     def _on_settings(self, frame: http2.Frame) -> None:
         if frame.flags & http2.ACK:
@@ -251,12 +260,12 @@ class _Connection(asyncio.Protocol):
         self._stream_window += more
         for stream in self._streams.values():
             stream.window += more
-        self._transport.write(http2.frame(Kind.SETTINGS, http2.ACK, 0))
+        self._write(http2.frame(Kind.SETTINGS, http2.ACK, 0))
         self.greeted.set()
 
     def _on_ping(self, frame: http2.Frame) -> None:
         if not frame.flags & http2.ACK:
-            self._transport.write(http2.frame(Kind.PING, http2.ACK, 0, frame.payload))
+            self._write(http2.frame(Kind.PING, http2.ACK, 0, frame.payload))
 
     def _on_window(self, frame: http2.Frame) -> None:
         more = http2.number(frame.payload)
@@ -268,7 +277,7 @@ class _Connection(asyncio.Protocol):
     def _on_data(self, frame: http2.Frame) -> None:
         self._taken += len(frame.payload)
         if self._taken >= _GIVE_BACK:
-            self._transport.write(http2.frame(Kind.WINDOW_UPDATE, 0, 0, self._taken.to_bytes(4, "big")))
+            self._write(http2.frame(Kind.WINDOW_UPDATE, 0, 0, self._taken.to_bytes(4, "big")))
             self._taken = 0
 
 

@@ -16,7 +16,7 @@ from bench.arrivals import Phase, boundaries, plan, weighted
 from bench.grpc_wire import GrpcWire
 from bench.http2_wire import Http2Wire
 from bench.ledger import OK
-from bench.records import NOT_SENT, Records, stages, summary
+from bench.records import LATE, NOT_SENT, Records, stages, summary
 from bench.wire import Ended, Target, Wire
 
 AT_ONCE = 64
@@ -26,6 +26,8 @@ START_S = 0.05
 GRACE_S = 5.0
 """After the last deadline: every call has ended by itself long before."""
 WIRES: dict[str, Callable[[Target, Ended], Wire]] = {"grpc": GrpcWire, "http2": Http2Wire}
+_OURS = {NOT_SENT: "its deadline had passed before it could be sent", LATE: "answered after its deadline"}
+"""Why a call ended in a word that is the generator's alone."""
 
 Say = Callable[..., None]
 """Prints one line of JSON; called with its fields."""
@@ -64,11 +66,12 @@ class Sender:
         self._load = load
         self._start_s = 0.0
         self._all_ended = asyncio.Event()
+        self._samples: dict[str, str] = {}
         self._timings: dict[int, str] = {}
         """The server's `server-timing`, by the call's place in the plan."""
 
     async def run(self, say: Say, show: Show | None = None) -> dict[str, Any]:
-        """Send the whole plan and wait for the last answer. Raises TimeoutError when a call does not end at all."""
+        """Send the plan and wait for the last answer. Raises NotThere, and TimeoutError when a call never ends."""
         load, records = self._load, self.records
         wire = WIRES[load.wire](Target(load.address, load.method, load.channels, load.stages), self._done)
         try:
@@ -90,6 +93,7 @@ class Sender:
             gc.unfreeze()
             await wire.close()
         records.mark_late(load.deadline_s)
+        self._samples = _OURS | wire.samples
         return self._result(cpu_s)
 
     async def _pump(self, wire: Wire) -> None:
@@ -143,12 +147,14 @@ class Sender:
     def _result(self, cpu_s: list[float]) -> dict[str, Any]:
         load, records = self._load, self.records
         spent_s = [after - before for before, after in itertools.pairwise(cpu_s)]
+        total = summary(records, range(len(records)))
         return {
             "deadline_ms": load.deadline_s * 1e3,
             "seed": load.seed,
             "phases": [self._phase(number, phase, spent_s[number]) for number, phase in enumerate(load.phases)],
             "sizes": {size: summary(records, records.where(size=size)) for size in load.payloads},
-            "total": summary(records, range(len(records))),
+            "total": total,
+            "samples": {word: self._samples[word] for word in total["outcomes"] if word in self._samples},
             "cpu_ms_per_call": round((cpu_s[-1] - cpu_s[0]) * 1e3 / max(1, self.sent), 4),
         }
 

@@ -17,6 +17,17 @@ IMAGES = {"short": 0.32, "medium": 1.0, "long": 3.2}
 FLOATS = {"short": 16, "medium": 4_096, "long": 150_528}
 WORDS = {"short": 8, "medium": 64, "long": 512}
 KINDS = ("image", "floats", "text")
+FIT = f"""\
+--input and --mix, in the sizes short, medium and long:
+
+image      a JPEG of 160×120, 500×375 or 1600×1200 pixels, for models of images
+floats     INPUT0, FP32, {", ".join(f"[1, {count}]" for count in FLOATS.values())}; the built-in `identity` and
+           `simulated_slow` take the short one only: --mix short=1, which is the default of floats
+text       {", ".join(map(str, WORDS.values()))} words, for models of text
+
+The built-in `identity_bytes` and `add_sub` take none of these: write a request into a file, for --payload.
+"""
+"""Part of a command line's help."""
 
 
 def image(size: str) -> bytes:

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from bench import closed_loop
 from bench.arrivals import Phase
 from bench.open_loop import WIRES, Load, Sender
 
@@ -77,6 +78,20 @@ async def test_a_refusal_has_the_servers_word_and_an_unanswered_call_the_clients
     assert sizes["long"]["outcomes"] == {"expired": sizes["long"]["planned"]}
     assert 0 < sizes["short"]["refused_ms"]["p50"] < DEADLINE_S * 1e3
     assert sizes["long"]["ok_ms"] == {}
+    assert result["samples"]["overloaded"] == "full"
+    assert "eadline" in result["samples"]["expired"]
+
+
+async def test_a_closed_loop_that_is_refused_has_no_percentiles_and_says_why() -> None:
+    async def answer(_request: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "16 elements are wanted")
+        return b""
+
+    async with _server(answer) as address:
+        result = await closed_loop.run(closed_loop.Plan(address, METHOD, b"x", 2, 0.0, 0.05), lambda **_: None)
+    assert set(result["errors"]) == {"INVALID_ARGUMENT"}
+    assert result["samples"] == {"INVALID_ARGUMENT": "16 elements are wanted"}
+    assert (result["requests"], result["p50_ms"], result["p99_ms"]) == (0, None, None)
 
 
 @pytest.mark.parametrize("wire", WIRES)
