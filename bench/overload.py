@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench import overload_report as report
 from bench.contestants import ROOT, Contestant, headrace, simulated_repository
-from bench.overload_run import Outcome, closed, run
+from bench.overload_run import Outcome, closed, mark_void, run
 
 A_MS, B_MS = 2.0, 0.05
 SLOW_MS, SLOW_ROWS = 10.0, 8
@@ -93,6 +93,8 @@ class Bench:
                 server = stack.enter_context(headrace(self._fast_models))
                 peak = self._given.peak or closed(server, IN_FLIGHT, PEAK_S)
                 found += [self._load(server, load, peak, number) for load in quick]
+            if not self._given.peak and (warning := mark_void(found)):
+                print(f"round {number}: {warning}", file=sys.stderr)
         if "slow" in loads:
             with headrace(self._slow_models) as server:
                 found.append(self._load(server, "slow", 1e3 / SLOW_MS, number))

@@ -29,7 +29,7 @@ _NONE = float("nan")
 def write(outcomes: Sequence[Outcome], facts: dict[str, Any], folder: Path | None) -> None:
     """Print the tables; with a folder (the root), also write the JSON and the page."""
     tables = {
-        "main": _medians(outcomes, _MAIN),
+        "main": _medians(outcomes, _MAIN) + _voids(outcomes),
         "usage": _medians(outcomes, _CORES),
         "queue": _medians([outcome for outcome in outcomes if "stages_ms" in outcome.load], _QUEUE),
         "drops": _drops(outcomes),
@@ -113,8 +113,20 @@ def _medians(outcomes: Sequence[Outcome], columns: Sequence[Column]) -> str:
         for _, figure, form in columns:
             found = [value for value in map(figure, runs) if not math.isnan(value)]
             cells.append(format(median(found), form).replace("inf", "never") if found else "")
-        rows.append([TITLES[name], *cells])
+        star = "*" if any(run.void for run in runs) else ""
+        rows.append([TITLES[name] + star, *cells])
     return table(["", *(heading for heading, _, _ in columns)], rows)
+
+
+def _voids(outcomes: Sequence[Outcome]) -> str:
+    """What the stars mean; nothing without one."""
+    rounds = sorted({str(outcome.round) for outcome in outcomes if outcome.void})
+    if not rounds:
+        return ""
+    return (
+        f"\n\n(*) void in round {', '.join(rounds)}: goodput at 2 P is above P, so the machine was disturbed while P "
+        "was measured."
+    )
 
 
 def _drops(outcomes: Sequence[Outcome]) -> str:

@@ -28,6 +28,10 @@ NORMAL = 1.5
 WINDOW = 8
 
 
+PLAUSIBLE = 1.02
+"""More goodput than this times P, at twice P: the server can do more than P, so P was measured too low."""
+
+
 class Counters(NamedTuple):
     """What `/metrics` says at one moment."""
 
@@ -66,6 +70,8 @@ class Outcome(msgspec.Struct):
     peak_per_s: float = 0.0
     back_to_normal_s: float | None = None
     """Since the load's end; None where no probes follow it, infinite when they stayed slow."""
+    void: bool = False
+    """Its P can't be right: the machine was disturbed while P was measured. No figure against P means anything."""
 
     @property
     def not_sent(self) -> int:
@@ -190,6 +196,22 @@ def back_to_normal_s(calls: Sequence[Sequence[str]], measured: int) -> float:
         if all(call[5] == OK for call in window) and percentile(took, 0.5) <= limit_s:
             return float(window[0][2]) - end_s
     return float("inf")
+
+
+def mark_void(runs: Sequence[Outcome]) -> str:
+    """Mark all runs of a round that share a measured P, when the one at twice P shows that it is too low; a sentence.
+
+    Only the run by the same generator as P's can show it: one that needs less CPU leaves more to the server.
+    """
+    above = max((run.goodput for run in runs if run.name == "2x"), default=0.0)
+    if above <= PLAUSIBLE:
+        return ""
+    for run in runs:
+        run.void = True
+    return (
+        f"goodput at 2 P is {above:.2f} P: the machine was disturbed while P was measured "
+        f"({runs[0].peak_per_s:.0f}/s); the figures of this round are void"
+    )
 
 
 def settled(server: Contestant) -> Counters:

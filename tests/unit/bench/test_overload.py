@@ -5,7 +5,7 @@ import pytest
 
 from bench import overload_report as report
 from bench.ledger import compare
-from bench.overload_run import WINDOW, Outcome, back_to_normal_s, faults
+from bench.overload_run import WINDOW, Outcome, back_to_normal_s, faults, mark_void
 
 LOAD = {
     "name": "poisson 20/s",
@@ -85,6 +85,21 @@ def test_normal_is_back_with_the_first_of_some_probes_that_are_about_as_fast_as_
 def test_time_back_to_normal_needs_probes() -> None:
     with pytest.raises(ValueError, match="probes"):
         back_to_normal_s(_probes([]), 1)
+
+
+def test_a_round_whose_goodput_is_above_its_peak_is_void(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disturbed = [_outcome("poisson", round=1, peak_per_s=9.0), _outcome(round=1, peak_per_s=9.0)]
+    fine = [_outcome(round=2, peak_per_s=9.9), _outcome("2x-bare", round=2, peak_per_s=5.0)]
+    assert "1.11 P: the machine was disturbed while P was measured (9/s)" in mark_void(disturbed)
+    assert mark_void(fine) == ""  # 1.01; and a generator that needs less CPU may find more than P
+    assert mark_void([]) == ""
+    report.write([*disturbed, *fine], FACTS, tmp_path)
+    shown = capsys.readouterr().out.splitlines()
+    assert [_cells(line)[0] for line in shown[2:5]] == ["0.6 P, Poisson*", "2 P*", "2 P, bare frames"]
+    assert next(line for line in shown if line.startswith("(*)")).startswith("(*) void in round 1: goodput at 2 P is")
+    assert _cells(shown[3])[1:5] == ["9", "20", "10", "1.06"]  # the figures are what they were
+    runs = json.loads((tmp_path / "bench" / "results" / "overload.json").read_text())["runs"]
+    assert [run["void"] for run in runs] == [True, True, False, False]
 
 
 def test_the_page_has_the_medians_and_every_runs_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
