@@ -16,10 +16,12 @@ class _Transport:
 
     def __init__(self) -> None:
         self.writes = 0
+        self.breaks_at = 0
         self.gone = False
 
     def write(self, _data: bytes) -> None:
         self.writes += 1
+        self.gone = self.gone or self.writes == self.breaks_at
 
     def is_closing(self) -> bool:
         return self.gone
@@ -59,6 +61,15 @@ async def test_once_the_connection_is_lost_calls_are_unreachable_and_nothing_is_
     assert sorted(call.ends) == [(index, "unreachable") for index in range(4)]
     assert call.samples == {"unreachable": "the connection was lost"}
     assert call.transport.writes == written
+
+
+async def test_a_write_that_finds_the_connection_broken_is_the_last_one() -> None:
+    call = _Call()
+    call.transport.breaks_at = call.transport.writes + 1
+    call.connection.send(0, b"its headers break, its bytes stay", 0.01)
+    assert call.transport.writes == call.transport.breaks_at
+    call.connection.connection_lost(BrokenPipeError())
+    assert call.ends == [(0, "unreachable")]
 
 
 async def test_the_first_text_of_each_outcome_is_kept() -> None:
