@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = load(arguments.config).settings
     hide_native_messages()
     logs.configure(arguments.identity, settings.log)
-    with StopSignal() as stop:
+    with StopSignal(blocking=True) as stop:
         arena = _attach(arguments.arena_fd, arguments.arena_bytes)
         repository = Repository(settings.repository)
         give_way(settings.pool.nice)

@@ -15,6 +15,7 @@ import random
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -67,10 +68,21 @@ class StopSignal:
     and `loop.add_reader`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocking: bool = False) -> None:
+        """`blocking`: the process waits in polls of its own and has no event loop.
+
+        Python runs `_record` only between two of its instructions. A signal that comes just before a poll begins, or to
+        another thread, would end it only at the next message, so the interpreter itself writes to the descriptor.
+        """
         self.count = 0
         """Signals so far: a second one means "at once"."""
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._socket, self._writer = socket.socketpair()
+        self._socket.settimeout(0)
+        self._writer.settimeout(0)
+        self._fd = self._socket.fileno()
+        self._wakes = blocking
+        if blocking:
+            signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
@@ -88,7 +100,8 @@ class StopSignal:
     def acknowledge(self) -> None:
         """Make the descriptor quiet until the next signal; `requested` stays true."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
+            while self._socket.recv(4096):
+                pass
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep for `timeout_s` seconds or until a signal; returns `requested`."""
@@ -101,9 +114,12 @@ class StopSignal:
     def close(self) -> None:
         """Put the former handlers back. Idempotent."""
         if self._fd >= 0:
+            if self._wakes:
+                signal.set_wakeup_fd(-1)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-            os.close(self._fd)
+            self._socket.close()
+            self._writer.close()
             self._fd = -1
 
     def __enter__(self) -> Self:
@@ -114,7 +130,8 @@ class StopSignal:
 
     def _record(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
-        os.eventfd_write(self._fd, 1)
+        with contextlib.suppress(BlockingIOError):  # full of signals: readable it is
+            self._writer.send(b"\0")
 
 
 class Announcer:

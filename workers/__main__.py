@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
     logs.configure(name, settings.log)
     runtime = RuntimeDir.open(settings.runtime_dir)
     runtime.lock(name)
-    with StopSignal() as stop:
+    with StopSignal(blocking=True) as stop:
         device = _device(settings, arguments.index)
         pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
         for key in loading.served(settings):  # ahead of the gateway, which asks for the same ones

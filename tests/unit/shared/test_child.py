@@ -50,6 +50,29 @@ def test_a_signal_is_recorded_and_wakes_whoever_waits() -> None:
     stop.close()
 
 
+def test_a_signal_ends_a_poll_that_it_does_not_interrupt() -> None:
+    """As one does that comes just before the poll begins: here another thread gets it."""
+    go, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        go.wait(10.0)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        done.wait(10.0)
+
+    with StopSignal(blocking=True) as stop:
+        thread = threading.Thread(target=other)
+        thread.start()
+        threading.Timer(0.05, go.set).start()
+        started_s = time.monotonic()
+        assert stop.wait(10.0)
+        assert time.monotonic() - started_s < 5.0
+        done.set()
+        thread.join()
+        stop.acknowledge()
+        assert stop.count == 1
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def test_a_closed_terminal_is_a_stop_unless_nohup_was_asked_for() -> None:
     before = signal.getsignal(signal.SIGHUP)
     with StopSignal() as stop:
