@@ -75,6 +75,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     opened.add_argument("--stages", action="store_true", help="with the server's time in each stage (default: off)")
     opened.add_argument("--records", type=_writable, help="write every call as a line of CSV (default: none)")
+    opened.add_argument(
+        "--first",
+        action="store_true",
+        help="send before other processes run, so that planned times are kept on a machine that is shared with the "
+        "server; needs the right to, and does without (default: off)",
+    )
     closed = found.add_argument_group("closed loop")
     closed.add_argument("--in-flight", type=_count, help=f"calls at one time (default: {IN_FLIGHT})")
     closed.add_argument(

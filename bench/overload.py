@@ -64,13 +64,26 @@ def main() -> None:
             outcomes += bench.round(number, given.loads)
     command = " ".join(["make bench-overload"] if len(sys.argv) == 1 else ["python -m bench.overload", *sys.argv[1:]])
     facts = {"command": command, "rounds": given.rounds, "seconds": round(time.monotonic() - started_s)}
-    facts |= {"channels": given.channels, "load_s": given.seconds, "deadline_ms": DEADLINE_MS}
+    facts |= {
+        "autogroups": autogroups(),
+        "channels": given.channels,
+        "load_s": given.seconds,
+        "deadline_ms": DEADLINE_MS,
+    }
     report.write(outcomes, facts, folder=None if given.no_write else ROOT)
     for outcome in outcomes:
         for fault in outcome.faults:
             print(f"round {outcome.round}, {outcome.name}: the ledger does not close: {fault}", file=sys.stderr)
     if any(outcome.faults for outcome in outcomes):
         raise SystemExit(1)
+
+
+def autogroups() -> str:
+    """Whether this kernel shares the cores out between sessions; each process of the server is one."""
+    try:
+        return "on" if int(Path("/proc/sys/kernel/sched_autogroup_enabled").read_text(encoding="ascii")) else "off"
+    except (OSError, ValueError):
+        return "off"
 
 
 class Bench:

@@ -196,7 +196,9 @@ _PAGE = """# Overload: what is left of the peak
 
 Written by `{command}` in {seconds} s. Every figure is the median of {rounds} rounds, which are all in
 `bench/results/overload.json`. Machine: {cores} cores ({cpu}), Linux {kernel}, Python {python}, {libraries}.
-The load generator runs on the same cores.
+The load generator runs on the same cores, before other processes (`--first`), so that it keeps the planned times.
+Scheduling autogroups are {autogroups}; containers and services have none, and where they are on, each process of the
+server gets the same share of the cores, whatever its priority.
 
 `headrace serve` with default settings; one 500×375 JPEG of 60 KB a call. The accelerator is simulated: 2 ms + 0.05 ms a
 row, no CPU; the slow model takes 10 ms a row, so that it makes 100 rows a second.

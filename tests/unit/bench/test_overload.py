@@ -18,7 +18,15 @@ LOAD = {
     "goodput_per_s": 10.0,
     "generator_cores": 0.25,
 }
-FACTS = {"command": "make it", "seconds": 1, "rounds": 1, "channels": 4, "load_s": 8.0, "deadline_ms": 250}
+FACTS = {
+    "command": "make it",
+    "seconds": 1,
+    "rounds": 1,
+    "channels": 4,
+    "load_s": 8.0,
+    "deadline_ms": 250,
+    "autogroups": "off",
+}
 
 
 def _outcome(name: str = "2x", **changes: object) -> Outcome:
