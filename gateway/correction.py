@@ -21,7 +21,7 @@ START = 1.25
 does to cores that others use as well is not known yet."""
 LEAST, MOST = 0.5, 4.0
 """Bounds, so that one bad second can't close the door for good."""
-HALF_LIFE_S = 1.0
+HALF_LIFE_S = 3.0
 """Of what was learned above the start: an overload teaches it anew within some late answers."""
 RELEVANT = 0.25
 """Forecasts below this share of the budget are well inside whatever the correction is, and mostly noise."""

@@ -212,7 +212,7 @@ def test_an_overload_is_forgotten_with_time() -> None:
     forecast.tick(5.0)
     for _ in range(1000):
         forecast.missed(load, forecast.check(load, 1, 10.0))
-    forecast.tick(15.0)
+    forecast.tick(65.0)
     assert forecast.correction(load) == pytest.approx(START, rel=0.01)
 
 
