@@ -196,7 +196,7 @@ _PAGE = """# Overload: what is left of the peak
 
 Written by `{command}` in {seconds} s. Every figure is the median of {rounds} rounds, which are all in
 `bench/results/overload.json`. Machine: {cores} cores ({cpu}), Linux {kernel}, Python {python}, {libraries}.
-The load generator runs on the same cores, before other processes (`--first`), so that it keeps the planned times.
+The load generator runs on the same cores; *sent late* says how well it kept the planned times.
 Scheduling autogroups are {autogroups}; containers and services have none, and where they are on, each process of the
 server gets the same share of the cores, whatever its priority.
 

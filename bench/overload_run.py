@@ -156,10 +156,10 @@ def run(server: Contestant, name: str, arguments: Sequence[str], measured: int =
 
 
 def _generate(server: Contestant, arguments: Sequence[str]) -> tuple[list[_Clocks], dict[str, Any]]:
-    command = [sys.executable, "-m", "bench.load", "--json", "--first", "--address", server.address, *arguments]
+    command = [sys.executable, "-m", "bench.load", "--json", "--address", server.address, *arguments]
     clocks: list[_Clocks] = []
     result: dict[str, Any] = {}
-    # A session of its own: --first raises the priority of the whole session.
+    # A session of its own, as a client would be.
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as load:
         try:
             for line in load.stdout or ():
