@@ -101,15 +101,15 @@ async def test_a_stalled_reader_gets_all_that_was_accepted_and_the_rest_is_refus
     peer = dealer(endpoint)
     await in_thread(peer.send, PipelineOpened(1))
     await inbox.next()
-    accepted = 0
+    accepted = refused = 0
     big = PrepareJob(0, 1.0, 1, "image", os.urandom(10_000), b"", [])
-    while accepted < 5_000:
+    while accepted < 5_000 and refused < 100:  # after the first refusal ZeroMQ's thread may still make room for a few
         big.job = accepted
-        if not router.send(b"pool-0", big):
-            break
-        accepted += 1
+        if router.send(b"pool-0", big):
+            accepted += 1
+        else:
+            refused += 1
     assert 100 <= accepted < 5_000, "the queue has no bound"
-    assert router.send(b"pool-0", big) is False
     for number in range(accepted):
         received = await in_thread(peer.receive, LIMIT_S)
         assert isinstance(received, PrepareJob), f"message {number} of {accepted} was lost"
