@@ -69,4 +69,6 @@ def served_model(repository: Repository, settings: Settings, number: int, name: 
     batching = version.batching(settings.batching)
     limits = BatchLimits(batching.max_rows, batching.max_wait_ms / 1000, tuple(batching.sizes), batching.weight)
     state = ModelState(version.name, version.version, "no_worker", NO_WORKER)
-    return ServedModel(number, state, load_pipeline(version, torch_allowed=False), limits)
+    model = ServedModel(number, state, load_pipeline(version, torch_allowed=False), limits)
+    model.config, model.pinned = version.config_bytes, version.config.load == "at_start"
+    return model

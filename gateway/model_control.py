@@ -49,8 +49,8 @@ class ModelControl:
     def serve(self, model: ServedModel) -> None:
         """Let every present and future process of ours know this model."""
         self._dispatch.configure(model)
-        self._pool.open(OpenPipeline(model.number, model.name, model.version))
-        self._workers.serve(LoadModel(model.number, model.name, model.version))
+        self._pool.open(OpenPipeline(model.number, model.name, model.version, model.config))
+        self._workers.serve(LoadModel(model.number, model.name, model.version, model.config, model.pinned))
 
     async def load(self, name: str) -> None:
         """Serve a model of the repository at its current version and wait until it has answered a real batch.

@@ -96,6 +96,10 @@ class PoolClient:
         """Make every present and future process build this pipeline."""
         self._processes.open(message)
 
+    def close(self, model: int) -> None:
+        """Nobody needs this pipeline any more; none of its jobs is under way."""
+        self._processes.close(model)
+
     def submit(
         self, message: PrepareJob | FinishJob, slots: Sequence[Slot], priority: int = DEFAULT_PRIORITY
     ) -> "asyncio.Future[Answered]":

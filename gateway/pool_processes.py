@@ -10,7 +10,16 @@ from gateway.pauses import Pauses
 from shared.arena import Arena
 from shared.clock import now_s
 from shared.logs import get_logger
-from shared.messages import FromPool, OpenPipeline, PipelineOpened, PipelineRefused, PoolReady, Stop, ToPool
+from shared.messages import (
+    ClosePipeline,
+    FromPool,
+    OpenPipeline,
+    PipelineOpened,
+    PipelineRefused,
+    PoolReady,
+    Stop,
+    ToPool,
+)
 from shared.settings import Settings, SupervisorSettings
 from shared.supervision import Backoff, Child
 from shared.transport import Router
@@ -96,6 +105,15 @@ class PoolProcesses:
         for process in self._processes.values():
             if process.up:
                 self._open(process, message)
+
+    def close(self, model: int) -> None:
+        """No process needs this pipeline any more; none of its jobs is under way."""
+        if self._models.pop(model, None) is None:
+            return
+        for process in self._processes.values():
+            process.opening.pop(model, None)
+            if process.up:
+                self._router.send(process.identity, ClosePipeline(model))
 
     def ready(self) -> Iterable[bytes]:
         """Identities of the processes that take jobs."""

@@ -53,6 +53,10 @@ class ServedModel:
         self.number = number
         self.state = state
         self.pipeline = pipeline
+        self.config = b""
+        """model.yaml as it was read for this version: pool and workers are to have no other."""
+        self.pinned = True
+        """Whether a worker keeps it whatever else is to be loaded."""
         self.spec = pipeline.spec
         self.limits = limits
         self.has_buckets = any(size < 0 for spec in self.spec.inputs for size in spec.shape)

@@ -25,6 +25,7 @@ from shared.messages import (
     Welcome,
     WorkerReady,
 )
+from shared.model_config import revision_of
 from shared.transport import Router
 
 log = get_logger()
@@ -206,7 +207,7 @@ class WorkerClient:
                 self._tell(lambda events: events.batch_done(worker, message))
             case WorkerReady():
                 worker.ready = True
-                served = [(load.name, load.version) for load in self._models.values()]
+                served = [(load.name, load.version, revision_of(load.config)) for load in self._models.values()]
                 self._router.send(identity, KeepModels(served))
                 for load in self._models.values():
                     self._router.send(identity, load)

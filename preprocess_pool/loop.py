@@ -7,7 +7,7 @@ from preprocess_pool.stage import Stage
 from shared.child import StopSignal
 from shared.errors import ExitCode
 from shared.logs import get_logger
-from shared.messages import FinishJob, FromPool, OpenPipeline, PoolReady, PrepareJob, Stop, ToPool
+from shared.messages import ClosePipeline, FinishJob, FromPool, OpenPipeline, PoolReady, PrepareJob, Stop, ToPool
 from shared.transport import FrameTooBig, PeerLost
 
 log = get_logger()
@@ -43,10 +43,15 @@ def serve(channel: Channel, stage: Stage, stop: StopSignal, cpu: CpuLimit) -> in
     return ExitCode.OK
 
 
-def _answer(channel: Channel, stage: Stage, message: OpenPipeline | PrepareJob | FinishJob, cpu: CpuLimit) -> None:
+def _answer(
+    channel: Channel, stage: Stage, message: OpenPipeline | ClosePipeline | PrepareJob | FinishJob, cpu: CpuLimit
+) -> None:
     if isinstance(message, OpenPipeline):
         cpu.lift()
         channel.send(stage.open(message))
+        return
+    if isinstance(message, ClosePipeline):
+        stage.close(message)
         return
     cpu.job()
     answer = stage.prepare(message) if isinstance(message, PrepareJob) else stage.finish(message)

@@ -11,6 +11,7 @@ from shared.arena import AttachedArena
 from shared.clock import Clock, now_s
 from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, TooLarge
 from shared.messages import (
+    ClosePipeline,
     Failure,
     Finished,
     FinishJob,
@@ -66,8 +67,6 @@ class Stage:
         self._repository = repository
         self._clock = clock
         self._opened: dict[int, _Opened] = {}
-        """Unloaded ones, too: they finish what is under way, and have no weights. A version that is loaded again keeps
-        its number, so there are no more than new versions came into service in this process's life."""
         self._traces = Traces("unknown", clock)
         """Of what is no one model's."""
 
@@ -76,11 +75,15 @@ class Stage:
         traces = Traces(message.name, self._clock)
         try:
             self._repository.refresh()  # the version may be newer than this process
-            version = self._repository.open(message.name, message.version)
+            version = self._repository.open(message.name, message.version, message.config or None)
             self._opened[message.model] = _Opened(load_pipeline(version, torch_allowed=False), self._arena, traces)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return PipelineRefused(message.model, refusal(error, traces))
         return PipelineOpened(message.model)
+
+    def close(self, message: ClosePipeline) -> None:
+        """Forget a pipeline."""
+        self._opened.pop(message.model, None)
 
     def prepare(self, job: PrepareJob) -> Prepared | JobFailed:
         """Run `preprocess` for one item, straight into its slots where the shapes are fixed."""

@@ -26,6 +26,7 @@ class Code(enum.StrEnum):
     PROCESS_LOST = "process_lost"
     DRAINING = "draining"
     MODEL_DISABLED = "model_disabled"
+    CONFLICT = "conflict"
     NONFINITE_OUTPUT = "nonfinite_output"
     INTERNAL = "internal"
 
@@ -103,6 +104,12 @@ class ModelDisabled(CallerFault):
     """The model or the input is present but must not run (disabled, quarantined)."""
 
     code = Code.MODEL_DISABLED
+
+
+class Conflict(CallerFault):
+    """What is asked for can't be done in the present state: no canary to promote, a version in use."""
+
+    code = Code.CONFLICT
 
 
 class NonfiniteOutput(CallerFault):

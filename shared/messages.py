@@ -3,34 +3,77 @@
 Each frame starts with the sender's *generation* (see `shared.transport`), so that a message of a process that was
 since replaced is dropped. Every job message carries an absolute `deadline_s` of the machine-wide monotonic clock and
 gets exactly one answer: its Done or its Failed message, or the death of the process that held it.
+
+What concerns the models that a worker holds is in `shared.model_messages`.
 """
 
 from typing import TypeAlias
 
-import msgspec
-
+from shared.model_messages import (
+    Failure,
+    KeepModels,
+    LoadModel,
+    MemoryNote,
+    Message,
+    ModelEvicted,
+    ModelFailed,
+    ModelLoaded,
+    ModelNote,
+    PinModel,
+    UnloadModel,
+)
 from shared.results import Result
 from shared.tensors import SlotRef, Tensor
 
-PROTOCOL_VERSION = 3
+__all__ = [
+    "PROTOCOL_VERSION",
+    "BatchDone",
+    "BatchItem",
+    "CancelItems",
+    "ClosePipeline",
+    "Failure",
+    "FinishJob",
+    "Finished",
+    "FromPool",
+    "FromWorker",
+    "Hello",
+    "ItemAnswer",
+    "JobFailed",
+    "KeepModels",
+    "LoadModel",
+    "MemoryNote",
+    "ModelEvicted",
+    "ModelFailed",
+    "ModelLoaded",
+    "ModelNote",
+    "OpenPipeline",
+    "PinModel",
+    "PipelineOpened",
+    "PipelineRefused",
+    "PoolReady",
+    "PrepareJob",
+    "Prepared",
+    "ProcessFailed",
+    "ProcessReady",
+    "Refused",
+    "RunBatch",
+    "Stop",
+    "ToPool",
+    "ToSupervisor",
+    "ToWorker",
+    "UnloadModel",
+    "Welcome",
+    "WorkerReady",
+]
+
+PROTOCOL_VERSION = 4
 """Raised whenever a message changes; both sides refuse to talk across versions."""
-
-
-class _Message(msgspec.Struct, array_like=True, omit_defaults=True):
-    pass
-
-
-class Failure(_Message):
-    """A failure as data. `code` is a `shared.errors.Code`, `text` safe for callers."""
-
-    code: str
-    text: str
 
 
 # ------------------------------------------------------------------ gateway ⇄ worker, greeting (Unix stream socket)
 
 
-class Hello(_Message, tag="hello"):
+class Hello(Message, tag="hello"):
     """Worker → gateway, first and only message of the stream. The open stream itself is the sign of life."""
 
     protocol_version: int
@@ -41,7 +84,7 @@ class Hello(_Message, tag="hello"):
     """What torch calls it, e.g. `cpu` or `cuda:0`; plain words for backends without a device."""
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(Message, tag="welcome"):
     """Gateway → worker, answer to Hello; the arena's descriptor rides along (SCM_RIGHTS)."""
 
     protocol_version: int
@@ -54,7 +97,7 @@ class Welcome(_Message, tag="welcome"):
     arena_bytes: int
 
 
-class Refused(_Message, tag="refused"):
+class Refused(Message, tag="refused"):
     """Gateway → worker: no welcome, and why (wrong protocol version, name taken)."""
 
     reason: str
@@ -63,16 +106,24 @@ class Refused(_Message, tag="refused"):
 # ------------------------------------------------------------------ gateway → pool process
 
 
-class OpenPipeline(_Message, tag="open"):
+class OpenPipeline(Message, tag="open"):
     """Build the pipeline of a model version, before its first job. Answered by PipelineOpened or PipelineRefused."""
 
     model: int
     """The gateway's number for (model name, version); used in all job messages."""
     name: str
     version: str
+    config: bytes = b""
+    """model.yaml, as the gateway has read it; empty: the one on the disk."""
 
 
-class PrepareJob(_Message, tag="prepare"):
+class ClosePipeline(Message, tag="close"):
+    """Forget a pipeline; no answer. No job of it follows, and none is under way."""
+
+    model: int
+
+
+class PrepareJob(Message, tag="prepare"):
     """Turn one raw input into the model's input tensors, written into `slots` (one per input spec, in order)."""
 
     job: int
@@ -86,11 +137,11 @@ class PrepareJob(_Message, tag="prepare"):
     """The pipeline's options struct, MessagePack."""
     slots: list[SlotRef]
     """Where to write each input tensor, in order; empty when they travel inline."""
-    tensors: list[Tensor] = []
+    tensors: list[Tensor] = []  # noqa: RUF012 - a struct copies it
     """Kind `tensors` only."""
 
 
-class FinishJob(_Message, tag="finish"):
+class FinishJob(Message, tag="finish"):
     """Turn a row's output tensors into its result."""
 
     job: int
@@ -102,34 +153,34 @@ class FinishJob(_Message, tag="finish"):
     tensors: list[Tensor]
 
 
-class Stop(_Message, tag="stop"):
+class Stop(Message, tag="stop"):
     """Leave after the present job; exit code 0."""
 
 
-ToPool: TypeAlias = OpenPipeline | PrepareJob | FinishJob | Stop
+ToPool: TypeAlias = OpenPipeline | ClosePipeline | PrepareJob | FinishJob | Stop
 
 
 # ------------------------------------------------------------------ pool process → gateway
 
 
-class PoolReady(_Message, tag="ready"):
+class PoolReady(Message, tag="ready"):
     """The process is up and takes jobs."""
 
 
-class PipelineOpened(_Message, tag="opened"):
+class PipelineOpened(Message, tag="opened"):
     """The pipeline can be used."""
 
     model: int
 
 
-class PipelineRefused(_Message, tag="refused"):
+class PipelineRefused(Message, tag="refused"):
     """The pipeline can't be built; the model stays not ready and says why."""
 
     model: int
     failure: Failure
 
 
-class Prepared(_Message, tag="prepared"):
+class Prepared(Message, tag="prepared"):
     """PrepareJob's answer."""
 
     job: int
@@ -138,14 +189,14 @@ class Prepared(_Message, tag="prepared"):
     elapsed_s: float
 
 
-class Finished(_Message, tag="finished"):
+class Finished(Message, tag="finished"):
     """FinishJob's answer: one result per row of the item."""
 
     job: int
     results: list[Result]
 
 
-class JobFailed(_Message, tag="failed"):
+class JobFailed(Message, tag="failed"):
     """The other answer to PrepareJob and FinishJob."""
 
     job: int
@@ -158,28 +209,7 @@ FromPool: TypeAlias = PoolReady | PipelineOpened | PipelineRefused | Prepared | 
 # ------------------------------------------------------------------ gateway → worker
 
 
-class KeepModels(_Message, tag="keep"):
-    """Right after WorkerReady: forget all versions but these (earlier gateways had others); LoadModels follow."""
-
-    models: list[tuple[str, str]]
-    """Name and version."""
-
-
-class LoadModel(_Message, tag="load"):
-    """Load and warm a version (at once when it is loaded already). Answered by ModelLoaded or ModelFailed."""
-
-    model: int
-    name: str
-    version: str
-
-
-class UnloadModel(_Message, tag="unload"):
-    """Forget a version; no answer."""
-
-    model: int
-
-
-class BatchItem(_Message):
+class BatchItem(Message):
     """One item of a batch: `rows` rows that stay together."""
 
     item: int
@@ -191,7 +221,7 @@ class BatchItem(_Message):
     """Where to write each output tensor, in order; empty when outputs travel inline."""
 
 
-class RunBatch(_Message, tag="run"):
+class RunBatch(Message, tag="run"):
     """Run these items as one forward pass. Answered by one BatchDone."""
 
     batch: int
@@ -201,65 +231,33 @@ class RunBatch(_Message, tag="run"):
     """The allowed batch size that the rows are padded up to (where the device profits from it)."""
 
 
-class CancelItems(_Message, tag="cancel"):
+class CancelItems(Message, tag="cancel"):
     """These items' callers have left: skip those that have not started. Each still gets its answer (`cancelled`)."""
 
     items: list[int]
 
 
-ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems
+ToWorker: TypeAlias = KeepModels | LoadModel | PinModel | UnloadModel | RunBatch | CancelItems
 
 
 # ------------------------------------------------------------------ worker → gateway
 
 
-class WorkerReady(_Message, tag="ready"):
+class WorkerReady(Message, tag="ready"):
     """First message on the DEALER socket: the worker takes messages."""
 
 
-class ModelLoaded(_Message, tag="loaded"):
-    """A version is loaded and every allowed batch size is warm."""
-
-    model: int
-    batch_s: list[tuple[int, float]]
-    """Measured seconds of one batch per allowed size (rows, seconds): seeds the cost model."""
-    memory_bytes: int
-    precision: str
-    """What runs: `fp16` or `fp32`."""
-    load_s: float
-    """Read, build, move and warm up, together."""
-    pads: bool
-    """Whether a batch costs what `padded_rows` rows cost."""
-    row_cap: int | None = None
-    """Rows that fit the device's memory at once; None: no limit met."""
-
-
-class ModelNote(_Message, tag="note"):
-    """A loaded version runs differently from now on: FP16 overflowed too often, or the device's memory ran out."""
-
-    model: int
-    precision: str
-    row_cap: int | None
-
-
-class ModelFailed(_Message, tag="load_failed"):
-    """A version can't be loaded; the model is not ready and says why."""
-
-    model: int
-    failure: Failure
-
-
-class ItemAnswer(_Message):
+class ItemAnswer(Message):
     """One item's answer: output tensors (one per output spec, in order), or a failure."""
 
     item: int
-    tensors: list[Tensor] = []
+    tensors: list[Tensor] = []  # noqa: RUF012 - a struct copies it
     failure: Failure | None = None
     nonfinite_rows: int = 0
     """Rows of raw tensors passed on with NaN or infinity in them (typed tasks get a failure instead)."""
 
 
-class BatchDone(_Message, tag="done"):
+class BatchDone(Message, tag="done"):
     """RunBatch's answer: exactly one ItemAnswer per item."""
 
     batch: int
@@ -276,20 +274,20 @@ class BatchDone(_Message, tag="done"):
     """Of these, rows that overflowed in FP16 and were computed again in FP32, with success."""
 
 
-FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelNote | ModelFailed | BatchDone
+FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelEvicted | MemoryNote | ModelNote | ModelFailed | BatchDone
 
 
 # ------------------------------------------------------------------ any child → supervisor (inherited pipe)
 
 
-class ProcessReady(_Message, tag="process_ready"):
+class ProcessReady(Message, tag="process_ready"):
     """The process does its work now; `detail` is one line for people (e.g. the listening addresses)."""
 
     process: str
     detail: str
 
 
-class ProcessFailed(_Message, tag="process_failed"):
+class ProcessFailed(Message, tag="process_failed"):
     """The process can't start or must stop; it exits with `exit_code` next."""
 
     process: str

@@ -1,5 +1,6 @@
 """model.yaml: what a model is, written by people next to their code. Used through `shared.repository`."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,11 @@ class ModelConfig(BaseModel):
     batching: BatchingOverride = BatchingOverride()
     precision: Literal["auto", "fp16", "fp32"] = "auto"
     """`auto`: what `worker.precision` says."""
+    load: Literal["at_start", "on_demand"] = "at_start"
+    """`at_start`: loaded when the server starts, and kept. `on_demand`: loaded by the first request, and given up for
+    another model when `worker.memory_budget_bytes` is used up."""
+    cache: bool = True
+    """False: never answered from `cache`, since the same input may have different answers."""
 
     @model_validator(mode="after")
     def _agree(self) -> "ModelConfig":
@@ -62,10 +68,33 @@ class ModelConfig(BaseModel):
 
 def read_config(folder: Path) -> ModelConfig:
     """Read and check a model's model.yaml. Raises RepositoryError(BAD_SETTINGS) with file, line and nearest key."""
+    return parse_config(config_bytes(folder), folder.name)
+
+
+def config_bytes(folder: Path) -> bytes:
+    """A model's model.yaml as it is now. Raises RepositoryError(BAD_SETTINGS)."""
     try:
-        document = strict_yaml.read(folder / CONFIG_FILE, f"{folder.name}/{CONFIG_FILE}")
+        return strict_yaml.read_bytes(folder / CONFIG_FILE, _told(folder.name))
     except YamlError as error:
         raise RepositoryError(error.text, ExitCode.BAD_SETTINGS) from None
+
+
+def revision_of(raw: bytes) -> str:
+    """What tells one content of a model.yaml from another: 16 hexadecimal digits."""
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def document_of(raw: bytes, name: str) -> strict_yaml.Document:
+    """The model.yaml of the model `name` with its line numbers. Raises RepositoryError(BAD_SETTINGS)."""
+    try:
+        return strict_yaml.parse_bytes(raw, _told(name))
+    except YamlError as error:
+        raise RepositoryError(error.text, ExitCode.BAD_SETTINGS) from None
+
+
+def parse_config(raw: bytes, name: str) -> ModelConfig:
+    """Check the content of a model.yaml; `name` is the model's. Raises as `read_config`."""
+    document = document_of(raw, name)
     found = [*unknown_keys(document, ModelConfig), *stray_booleans(document, ModelConfig)]
     if not found:
         try:
@@ -73,3 +102,7 @@ def read_config(folder: Path) -> ModelConfig:
         except ValidationError as error:
             found = sentences(error, document.where)
     raise RepositoryError(first_of(found), ExitCode.BAD_SETTINGS)
+
+
+def _told(name: str) -> str:
+    return f"{name}/{CONFIG_FILE}"

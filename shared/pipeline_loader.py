@@ -20,11 +20,10 @@ from typing import Any
 
 import msgspec
 
-from shared import strict_yaml
 from shared.errors import ExitCode, StartupError
 from shared.logs import get_logger
 from shared.mistakes import nearest, struct_sentence
-from shared.model_config import CONFIG_FILE, RepositoryError
+from shared.model_config import RepositoryError, document_of
 from shared.pipeline import Config, Pipeline
 from shared.repository import ModelVersion
 from shared.strict_yaml import KeyPath
@@ -96,7 +95,7 @@ def _find_class(version: ModelVersion) -> type[AnyPipeline]:
     else:
         known = built_in_names()
         if reference not in known:
-            where = _document(version).where(("pipeline",))
+            where = document_of(version.config_bytes, version.name).where(("pipeline",))
             raise RepositoryError(
                 f"{where}: pipeline is {reference!r}: no built-in pipeline has that name{nearest(reference, known)} "
                 f"(built in: {', '.join(known)}; your own: module:Class)",
@@ -141,8 +140,8 @@ def _import(module_name: str, folder: Path, name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that two models may each have a `pipeline.py`."""
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    """Import a file under a name of its own, so that two models may each have its `pipeline.py`, and an edit counts."""
+    place = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
     unique = f"headrace_model_{place}_{path.stem}"
     if unique in sys.modules:
         return sys.modules[unique]
@@ -165,14 +164,9 @@ def _read_config(version: ModelVersion, pipeline_class: type[AnyPipeline]) -> Co
     except msgspec.ValidationError as error:
         path: KeyPath
         path, sentence = struct_sentence(error, pipeline_class.config_type, ("preprocessing",))
-        raise RepositoryError(f"{_document(version).where(path)}: {sentence}", ExitCode.BAD_SETTINGS) from None
-
-
-def _document(version: ModelVersion) -> strict_yaml.Document:
-    try:
-        return strict_yaml.read(version.folder / CONFIG_FILE, f"{version.name}/{CONFIG_FILE}")
-    except strict_yaml.YamlError:  # it was readable a moment ago; only the line is lost
-        return strict_yaml.Document(f"{version.name}/{CONFIG_FILE}", {}, {})
+        raise RepositoryError(
+            f"{document_of(version.config_bytes, version.name).where(path)}: {sentence}", ExitCode.BAD_SETTINGS
+        ) from None
 
 
 class _TorchRefused(ImportError):

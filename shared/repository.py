@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from shared.errors import ExitCode, UnknownModel, UnknownVersion
 from shared.mistakes import first_of, sentences
-from shared.model_config import CONFIG_FILE, ModelConfig, RepositoryError, read_config
+from shared.model_config import CONFIG_FILE, ModelConfig, RepositoryError, config_bytes, parse_config, revision_of
 from shared.settings import BatchingSettings, derive_sizes
+from shared.traffic import Traffic
 
 __all__ = ["Meta", "ModelConfig", "ModelVersion", "Repository", "RepositoryError", "Traffic", "is_name"]
 
@@ -54,14 +55,6 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """traffic.json."""
-
-    current: str
-    history: list[dict[str, Any]] = []
-    """Every change, oldest first: at, from, to, by."""
-
-
 class ModelVersion(msgspec.Struct, frozen=True):
     """One version of one model. Paths are ours alone and never shown to callers."""
 
@@ -73,6 +66,13 @@ class ModelVersion(msgspec.Struct, frozen=True):
     """The version's folder: weights, meta.json."""
     config: ModelConfig
     meta: Meta
+    config_bytes: bytes
+    """The model.yaml that `config` was read from."""
+
+    @property
+    def revision(self) -> str:
+        """Which content of model.yaml."""
+        return revision_of(self.config_bytes)
 
     def batching(self, defaults: BatchingSettings) -> BatchingSettings:
         """The server's defaults with model.yaml's overrides. Raises RepositoryError when they contradict each other."""
@@ -153,14 +153,20 @@ class Repository:
             raise RepositoryError(
                 f"{told(path)}: is missing, and {name} has {len(versions)} versions: which one is current?"
             )
-        current = read_json(path, Traffic).current
+        current = self.traffic(name).current
         if current not in versions:
             raise RepositoryError(f"{told(path)}: current is {_shown(current)}, which is no version of {name}")
         return current
 
-    def open(self, name: str, version: str = "") -> ModelVersion:
+    def traffic(self, name: str) -> Traffic:
+        """What traffic.json says; empty when there is none. Raises RepositoryError when it is bad."""
+        path = self.root / name / TRAFFIC_FILE
+        return read_json(path, Traffic) if path.exists() else Traffic(current="")
+
+    def open(self, name: str, version: str = "", config: bytes | None = None) -> ModelVersion:
         """One version (default: the current one), its model.yaml checked; weights are neither read nor verified.
 
+        `config`: a model.yaml's content instead of the one on the disk, which may have changed.
         Raises UnknownModel, UnknownVersion, or RepositoryError when a file of it is bad.
         """
         if version and version not in self.versions(name):
@@ -171,7 +177,8 @@ class Repository:
         meta = read_json(files / META_FILE, Meta)
         if digest_of(meta.files) != meta.digest or not meta.digest.startswith(version):
             raise RepositoryError(f"{told(files / META_FILE)}: file hashes, digest and the folder's name do not agree")
-        return ModelVersion(name, version, folder, files, read_config(folder), meta)
+        raw = config_bytes(folder) if config is None else config
+        return ModelVersion(name, version, folder, files, parse_config(raw, name), meta, raw)
 
     @staticmethod
     def verify(version: ModelVersion) -> None:

@@ -11,9 +11,8 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,16 +25,13 @@ from shared.repository import (
     Meta,
     ModelVersion,
     Repository,
-    Traffic,
     digest_of,
     file_digest,
     is_name,
-    read_json,
 )
+from shared.traffic import Traffic, Why, switch
 
 _HIDDEN = ".new-"
-MAX_HISTORY = 1000
-"""Changes kept in traffic.json; older ones are dropped so that the file stays readable."""
 
 
 def add_version(
@@ -57,13 +53,14 @@ def add_version(
         target = folder / VERSIONS / version
         present = (target / META_FILE).is_file()
         if not present:
-            whole = msgspec.structs.replace(meta, digest=digest, files=dict(sorted(digests.items())), created=_now())
+            whole = msgspec.structs.replace(meta, digest=digest, files=dict(sorted(digests.items())), created=now_utc())
             _store(target, files, whole)
         found = Repository(root).open(name, version)
         if present:  # the caller relies on this content: a file that rotted must not pass for it
             Repository.verify(found)
         if make_current:
-            _point(folder, version, by)
+            before = Repository(root).traffic(name)
+            _write_traffic(folder, before, switch(before, version, Why(now_utc(), by)))
     return found
 
 
@@ -74,8 +71,26 @@ def set_current(root: Path, name: str, version: str, *, by: str = "") -> Traffic
     """
     if version not in Repository(root).versions(name):
         raise UnknownVersion(f"model {name} has no version {version[:100]!a}")
+    return change_traffic(root, name, lambda before: switch(before, version, Why(now_utc(), by)))
+
+
+def change_traffic(root: Path, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
+    """Replace a model's traffic.json by what `change` makes of it, while no other writer is at it.
+
+    Raises what `change` raises, then nothing has happened; UnknownModel, RepositoryError.
+    """
+    repository = Repository(root)
+    versions = repository.versions(name)
     with _locked(root / name):
-        return _point(root / name, version, by)
+        before = repository.traffic(name)
+        if not before.current and len(versions) == 1:  # the only one is current without any file
+            before = Traffic(current=versions[0])
+        return _write_traffic(root / name, before, change(before))
+
+
+def now_utc() -> str:
+    """For the history: UTC, ISO 8601, to the second."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -143,14 +158,10 @@ def _store(target: Path, files: Mapping[str, Path], meta: Meta) -> None:
     _sync_folder(target.parent)
 
 
-def _point(folder: Path, version: str, by: str) -> Traffic:
+def _write_traffic(folder: Path, before: Traffic, after: Traffic) -> Traffic:
     path = folder / TRAFFIC_FILE
-    before = read_json(path, Traffic) if path.exists() else Traffic(current="")
-    if before.current == version:
-        return before
-    change: dict[str, Any] = {"at": _now(), "from": before.current, "to": version, "by": by}
-    after = Traffic(current=version, history=[*before.history, change][-MAX_HISTORY:])
-    write_atomically(path, _readable(after))
+    if after != before or not path.exists():
+        write_atomically(path, _readable(after))
     return after
 
 
@@ -185,7 +196,3 @@ def _sync_folder(folder: Path) -> None:
 def _readable(value: msgspec.Struct) -> bytes:
     """JSON for people: two spaces, one field a line."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

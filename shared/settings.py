@@ -6,23 +6,20 @@ How a value is found, and how a mistake is reported, is in `shared.settings_load
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from shared import addresses
+from shared.settings_base import (
+    Address,
+    AdminSettings,
+    Bytes,
+    CacheSettings,
+    Folder,
+    Group,
+    GuardSettings,
+    Milliseconds,
+)
 
-Bytes = Annotated[int, Field(gt=0)]
-Milliseconds = Annotated[int, Field(gt=0)]
 Rows = Annotated[int, Field(ge=1, le=4096)]
 """Of one batch."""
 Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
@@ -32,29 +29,7 @@ MAX_GATEWAYS = 16
 _ROWS = TypeAdapter(Rows)
 
 
-def _address(text: str) -> str:
-    try:
-        addresses.split(text)
-    except ValueError as error:
-        raise PydanticCustomError("address", "{rule}", {"rule": str(error)}) from None
-    return text
-
-
-def _named(path: Any) -> Any:  # noqa: ANN401 - whatever was given, still unchecked
-    if isinstance(path, str) and not path.strip():  # a Path of no name would mean the present folder
-        raise PydanticCustomError("folder", "must not be empty")
-    return path
-
-
-Address = Annotated[str, AfterValidator(_address)]
-Folder = Annotated[Path, BeforeValidator(_named)]
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LogSettings(_Group):
+class LogSettings(Group):
     """Structured logs on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -62,7 +37,7 @@ class LogSettings(_Group):
     """`auto`: console on a terminal, JSON lines otherwise."""
 
 
-class GatewaySettings(_Group):
+class GatewaySettings(Group):
     """The processes that listen."""
 
     processes: Annotated[int, Field(ge=1, le=MAX_GATEWAYS)] = 1
@@ -92,7 +67,7 @@ class GatewaySettings(_Group):
     """After SIGTERM: how long requests in flight may finish."""
 
 
-class AdmissionSettings(_Group):
+class AdmissionSettings(Group):
     """What may be in the server at one time; beyond it calls are refused with RESOURCE_EXHAUSTED."""
 
     max_requests: Annotated[int, Field(ge=1)] = 2048
@@ -102,7 +77,7 @@ class AdmissionSettings(_Group):
     max_inputs_per_request: Annotated[int, Field(ge=1)] = 256
 
 
-class ArenaSettings(_Group):
+class ArenaSettings(Group):
     """Shared memory between the gateway, its pool and the workers."""
 
     budget_bytes: Annotated[int, Field(ge=1024 * 1024)] = 256 * 1024 * 1024
@@ -111,7 +86,7 @@ class ArenaSettings(_Group):
     """Payloads up to this size travel inside the message."""
 
 
-class PoolSettings(_Group):
+class PoolSettings(Group):
     """The processes that decode, resize, tokenise and postprocess."""
 
     processes: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -129,7 +104,7 @@ class PoolSettings(_Group):
     """A process is replaced after this many jobs, so that a leak in a decoder stays small."""
 
 
-class BatchingSettings(_Group):
+class BatchingSettings(Group):
     """Defaults for every model; `batching:` in model.yaml overrides them."""
 
     max_rows: Rows = 32
@@ -180,7 +155,7 @@ def _usable(rows: Any) -> int | None:  # noqa: ANN401 - whatever was given, stil
         return None
 
 
-class WorkerSettings(_Group):
+class WorkerSettings(Group):
     """The processes that own the devices and the models."""
 
     count: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
@@ -202,9 +177,11 @@ class WorkerSettings(_Group):
     """How long admitted requests wait for a lost worker to come back."""
     staged_batches: Annotated[int, Field(ge=1, le=4)] = 2
     """Batches outstanding per worker: one running, the rest staged."""
+    memory_budget_bytes: Bytes | None = None
+    """For the models of one worker, as measured. Default: a share of the device's memory."""
 
 
-class SupervisorSettings(_Group):
+class SupervisorSettings(Group):
     """`headrace serve`: restarts and stopping."""
 
     backoff_first_ms: Milliseconds = 100
@@ -239,6 +216,9 @@ class Settings(BaseSettings):
     pool: PoolSettings = PoolSettings()
     batching: BatchingSettings = BatchingSettings()
     worker: WorkerSettings = WorkerSettings()
+    cache: CacheSettings = CacheSettings()
+    guard: GuardSettings = GuardSettings()
+    admin: AdminSettings = AdminSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
 
     @classmethod

@@ -63,14 +63,23 @@ class Document:
 
 def read(path: Path, name: str | None = None) -> Document:
     """Read a file; `name` is what messages call it (default: the file's name). Raises YamlError."""
-    name = name or path.name
+    return parse_bytes(read_bytes(path, name), name or path.name)
+
+
+def read_bytes(path: Path, name: str | None = None) -> bytes:
+    """A file as it is, no larger than `MAX_BYTES`. Raises YamlError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise YamlError(str(path), f"can't be read: {error.strerror}") from None
     if len(raw) > MAX_BYTES:
-        raise YamlError(f"{name}:1", f"is larger than {MAX_BYTES} bytes")
+        raise YamlError(f"{name or path.name}:1", f"is larger than {MAX_BYTES} bytes")
+    return raw
+
+
+def parse_bytes(raw: bytes, name: str) -> Document:
+    """As `parse`, of what a file called `name` holds. Raises YamlError."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

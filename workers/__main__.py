@@ -65,8 +65,8 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
     with StopSignal(blocking=True) as stop:
         device = _device(settings, arguments.index)
         pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
-        for key in loading.served(settings):  # ahead of the gateway, which asks for the same ones
-            pool.want(key)
+        for wanted in loading.served(settings):  # ahead of the gateway, which asks for the same ones
+            pool.want(*wanted)
         sockets = [runtime.gateway_socket(index) for index in range(settings.gateway.processes)]
         worker = Worker(name, sockets, device, pool, stop)
         # Ready is who has done work: the supervisor gives up on a worker that never does.

@@ -32,7 +32,7 @@ class Loader:
         self._device = device
         self._stopping = stopping
 
-    def load(self, key: Key) -> LoadedVersion:
+    def load(self, key: Key, config: bytes = b"") -> LoadedVersion:
         """Read, verify, build, warm up and measure.
 
         Raises StartupError or HeadraceError with a sentence, DeviceLost, or whatever the user's code raises.
@@ -40,7 +40,7 @@ class Loader:
         started_s = now_s()
         self._device.enter_thread()
         # Read anew: the version may have been written after this process started.
-        version = Repository(self._settings.repository).open(key.name, key.version)
+        version = Repository(self._settings.repository).open(key.name, key.version, config or None)
         pipeline = load_pipeline(version, torch_allowed=True)
         runner = self._runner(version, pipeline)
         sizes = version.batching(self._settings.batching).sizes
@@ -120,14 +120,19 @@ def _time(runner: Runner, item: list[Any], size: int, *, fp32: bool = False) -> 
     return now_s() - started_s
 
 
-def served(settings: Settings) -> list[Key]:
-    """The current version of every model that is served. What can't be read is left out: a LoadModel will say why."""
-    keys: list[Key] = []
+def served(settings: Settings) -> list[tuple[Key, bytes]]:
+    """The current version of every model that is loaded at the start, with its model.yaml.
+
+    What can't be read is left out: a LoadModel will say why.
+    """
+    keys: list[tuple[Key, bytes]] = []
     with contextlib.suppress(StartupError):
         repository = Repository(settings.repository)
         for name in settings.models or repository.names():
             with contextlib.suppress(StartupError, HeadraceError):
-                keys.append(Key(name, repository.current(name)))
+                version = repository.open(name)
+                if version.config.load == "at_start":
+                    keys.append((Key(name, version.version, version.revision), version.config_bytes))
     return keys
 
 

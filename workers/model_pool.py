@@ -22,6 +22,8 @@ class Key(NamedTuple):
 
     name: str
     version: str
+    revision: str = ""
+    """Of model.yaml."""
 
 
 class LoadedVersion:
@@ -75,7 +77,7 @@ class LoadedVersion:
         return f"<LoadedVersion {self.key.name}@{self.key.version} {self.precision} cap={self.row_cap}>"
 
 
-Load = Callable[[Key], LoadedVersion]
+Load = Callable[[Key, bytes], LoadedVersion]
 
 
 class ModelPool:
@@ -88,7 +90,7 @@ class ModelPool:
         self._pending: set[Key] = set()
         self._dropped: set[Key] = set()
         # Both queues hold at most one entry per version of the repository.
-        self._wanted: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[Key, bytes] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[Key, LoadedVersion | Failure]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
@@ -105,12 +107,12 @@ class ModelPool:
         """The version, if it is loaded."""
         return self._loaded.get(key)
 
-    def want(self, key: Key) -> None:
+    def want(self, key: Key, config: bytes = b"") -> None:
         """Load a version unless it is loaded or being loaded; `finished` tells the outcome."""
         self._dropped.discard(key)
         if key not in self._loaded and key not in self._pending:
             self._pending.add(key)
-            self._wanted.put(key)
+            self._wanted.put((key, config))
 
     def finished(self) -> list[tuple[Key, LoadedVersion | Failure]]:
         """What has been loaded, or failed to, since the last call. Never blocks. Raises DeviceLost."""
@@ -151,13 +153,13 @@ class ModelPool:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while (key := self._wanted.get()) is not None and not self._closing:
-            self._outcomes.put((key, self._outcome(key)))
+        while (wanted := self._wanted.get()) is not None and not self._closing:
+            self._outcomes.put((wanted[0], self._outcome(*wanted)))
             os.eventfd_write(self._wake, 1)
 
-    def _outcome(self, key: Key) -> LoadedVersion | Failure:
+    def _outcome(self, key: Key, config: bytes) -> LoadedVersion | Failure:
         try:
-            return self._load(key)
+            return self._load(key, config)
         except StartupError as error:
             code, text, told = Code.NOT_READY, error.text, error.told
         except HeadraceError as error:

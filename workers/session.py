@@ -29,6 +29,7 @@ from shared.messages import (
     UnloadModel,
     WorkerReady,
 )
+from shared.model_config import revision_of
 from shared.transport import SEND_LIMIT_S, Dealer, FrameTooBig
 from workers.engine import refuse_all
 from workers.model_pool import Key, LoadedVersion, ModelPool
@@ -96,7 +97,7 @@ class Session:
                 waiting = {item.item for batch in self._batches for item in batch.items}
                 self.cancelled.update(waiting.intersection(items))
             case KeepModels(models=models):
-                self._pool.keep({Key(name, version) for name, version in models} | self.wanted_by_others())
+                self._pool.keep({Key(*model) for model in models} | self.wanted_by_others())
             case LoadModel():
                 self._load(message)
             case UnloadModel(model=model):
@@ -154,14 +155,14 @@ class Session:
                 self._send(ModelNote(model, *manner(loaded)))
 
     def _load(self, message: LoadModel) -> None:
-        key = Key(message.name, message.version)
+        key = Key(message.name, message.version, revision_of(message.config))
         self._models[message.model] = key
         loaded = self._pool.get(key)
         if loaded is not None:
             self._send(_loaded_message(message.model, loaded))
             return
         self._awaited.setdefault(key, []).append(message.model)
-        self._pool.want(key)
+        self._pool.want(key, message.config)
 
     def _unload(self, model: int) -> None:
         key = self._models.pop(model, None)

@@ -1,5 +1,6 @@
 from gateway.worker_client import WorkerClient
 from shared.messages import KeepModels, LoadModel, ModelLoaded, UnloadModel
+from shared.model_config import revision_of
 from tests.support.gateway_parts import FakeRouter, connect_worker, welcome
 
 
@@ -15,7 +16,7 @@ def test_a_worker_is_told_all_versions_to_keep_and_then_to_load_them() -> None:
         workers.serve(load)
     workers.forget(3)
     connect_worker(workers)
-    keep = KeepModels([("words", "a" * 16), ("cats", "b" * 16)])
+    keep = KeepModels([("words", "a" * 16, revision_of(b"")), ("cats", "b" * 16, revision_of(b""))])
     assert [message for _, message in router.sent] == [keep, words, cats]
 
 

@@ -21,6 +21,7 @@ EXPECTED = {
     "process_lost": errors.Unavailable,
     "draining": errors.Unavailable,
     "model_disabled": errors.InvalidRequest,
+    "conflict": errors.InvalidRequest,
     "nonfinite_output": errors.InvalidRequest,
     "internal": errors.ServerError,
 }

@@ -1,0 +1,128 @@
+"""The part of the wire messages that is about the models that workers hold; see `shared.messages`."""
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What all messages have in common."""
+
+
+class Failure(Message):
+    """A failure as data. `code` is a `shared.errors.Code`, `text` safe for callers."""
+
+    code: str
+    text: str
+
+
+# ------------------------------------------------------------------ gateway → worker
+
+
+class KeepModels(Message, tag="keep"):
+    """Right after WorkerReady: forget all versions but these (earlier gateways had others); LoadModels follow."""
+
+    models: list[tuple[str, str, str]]
+    """Name, version, and revision of model.yaml."""
+
+
+class LoadModel(Message, tag="load"):
+    """Load and warm a version (at once when it is loaded already). Answered by ModelLoaded or ModelFailed."""
+
+    model: int
+    name: str
+    version: str
+    config: bytes = b""
+    """model.yaml, as the gateway has read it; empty: the one on the disk."""
+    pinned: bool = True
+    """Never given up for another version's sake."""
+
+
+class PinModel(Message, tag="pin"):
+    """From now on a version may, or may not, be given up for another one's sake; no answer."""
+
+    model: int
+    pinned: bool
+
+
+class UnloadModel(Message, tag="unload"):
+    """Forget a version; a MemoryNote follows when its memory is back."""
+
+    model: int
+
+
+# ------------------------------------------------------------------ worker → gateway
+
+
+class ModelLoaded(Message, tag="loaded"):
+    """A version is loaded and every allowed batch size is warm."""
+
+    model: int
+    batch_s: list[tuple[int, float]]
+    """Measured seconds of one batch per allowed size (rows, seconds): seeds the cost model."""
+    memory_bytes: int
+    precision: str
+    """What runs: `fp16` or `fp32`."""
+    load_s: float
+    """Read, build, move and warm up, together."""
+    pads: bool
+    """Whether a batch costs what `padded_rows` rows cost."""
+    row_cap: int | None = None
+    """Rows that fit the device's memory at once; None: no limit met."""
+    stages_s: dict[str, float] = {}
+    """`load_s` by stage: `wait` (for memory), `read` (and verify), `build`, `device`, `warm_up`."""
+    estimated_bytes: int = 0
+    """What was expected of `memory_bytes` before the load."""
+
+
+class ModelEvicted(Message, tag="evicted"):
+    """A version was given up for another one's sake; it is loaded again when LoadModel asks for it."""
+
+    model: int
+
+
+class ModelUse(Message):
+    """One loaded version in a worker's memory."""
+
+    name: str
+    version: str
+    memory_bytes: int
+    pinned: bool
+    batches: int
+    rows: int
+    """Both since it was loaded."""
+    per_minute: float
+    """Batches lately: a moving average."""
+    idle_s: float
+    """Since its last batch, or its load."""
+
+
+class MemoryNote(Message, tag="memory"):
+    """A worker's memory after something was loaded, unloaded or given up."""
+
+    budget_bytes: int
+    models_bytes: int
+    """Measured, of all that is loaded."""
+    process_bytes: int
+    """What the system says: resident memory on a CPU, reserved memory on a device."""
+    freed_bytes: int
+    """By how much the last version to go has lowered `process_bytes`."""
+    expected_bytes: int
+    """What that version was measured at."""
+    loads: int
+    evictions: int
+    """Both since the worker started."""
+    uses: list[ModelUse]
+
+
+class ModelNote(Message, tag="note"):
+    """A loaded version runs differently from now on: FP16 overflowed too often, or the device's memory ran out."""
+
+    model: int
+    precision: str
+    row_cap: int | None
+
+
+class ModelFailed(Message, tag="load_failed"):
+    """A version can't be loaded; the model is not ready and says why."""
+
+    model: int
+    failure: Failure
