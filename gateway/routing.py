@@ -7,7 +7,14 @@ from gateway.state import ModelState, Phase
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
 from shared.pipeline import Kind
 
-RETRY_MS: dict[Phase, int] = {"no_worker": 1000, "loading": 1000, "proving": 100, "failed": 5000, "unloaded": 5000}
+RETRY_MS: dict[Phase, int] = {
+    "no_worker": 1000,
+    "loading": 1000,
+    "proving": 100,
+    "failed": 5000,
+    "unloaded": 5000,
+    "on_demand": 1000,
+}
 """When a retry may find the model ready: about the time that each phase takes."""
 
 

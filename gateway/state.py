@@ -5,8 +5,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-Phase = Literal["no_worker", "loading", "proving", "ready", "failed", "unloaded"]
-"""`proving`: loaded, but no real batch has come back through all processes yet; `unloaded`: by request."""
+Phase = Literal["no_worker", "loading", "proving", "ready", "failed", "unloaded", "on_demand"]
+"""`proving`: loaded, but no real batch has come back through all processes yet; `unloaded`: by request; `on_demand`:
+not loaded now, the next request loads it."""
+Role = Literal["coming", "current", "canary", "shadow", "standby", "retiring"]
+"""`coming`: being loaded beside the one that answers; `retiring`: finishes what it has, and takes nothing new."""
 
 
 class ModelState(msgspec.Struct):
@@ -22,6 +25,12 @@ class ModelState(msgspec.Struct):
     load_s: float = 0.0
     row_cap: int | None = None
     """Rows that fit the device's memory at once, learned from running out of it."""
+    role: Role = "current"
+    """What it is to its model."""
+    refused: str = ""
+    """Why a newer model.yaml, or a newer version, did not take this one's place: one sentence, safe to show."""
+    stages_s: dict[str, float] = {}
+    """`load_s` by stage: wait, read, build, device, warm_up."""
 
 
 class ServerState(Protocol):

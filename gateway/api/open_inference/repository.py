@@ -12,6 +12,7 @@ _STATES: dict[Phase, str] = {
     "no_worker": "UNAVAILABLE",
     "failed": "UNAVAILABLE",
     "unloaded": "UNAVAILABLE",
+    "on_demand": "READY",
 }
 """The protocol's word for each phase."""
 

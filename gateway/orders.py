@@ -1,0 +1,61 @@
+"""What an admin, or the guard, wants of a model's traffic. Data, so that it can go to another gateway. Pure."""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from shared import traffic
+from shared.traffic import Canary, Traffic, Why
+
+
+class Switch(msgspec.Struct, frozen=True, tag="switch"):
+    """All traffic to this version at once."""
+
+    version: str
+
+
+class StartCanary(msgspec.Struct, frozen=True, tag="canary"):
+    """Give a version a share, or copies of one as a shadow; again, to change the share."""
+
+    canary: Canary
+
+
+class Promote(msgspec.Struct, frozen=True, tag="promote"):
+    """The canary becomes current."""
+
+
+class RollBack(msgspec.Struct, frozen=True, tag="rollback"):
+    """End the canary; without one, the version that was current before is current again."""
+
+    reason: str = ""
+    figures: dict[str, Any] = {}
+    version: str = ""
+    """Only when this is the canary (the guard's verdict must not end another one); empty: whatever there is."""
+
+
+class NextStep(msgspec.Struct, frozen=True, tag="step"):
+    """A ramp's next share, if it is due."""
+
+    now_s: float
+    """Seconds since 1970."""
+
+
+Order: TypeAlias = Switch | StartCanary | Promote | RollBack | NextStep
+
+
+def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
+    """What becomes of the traffic; `by`: who ordered it. Raises Conflict, InvalidOption."""
+    why = Why(at, by)
+    match order:
+        case Switch(version=version):
+            return traffic.switch(before, version, why)
+        case StartCanary(canary=canary):
+            return traffic.start_canary(before, canary, why)
+        case Promote():
+            return traffic.promote(before, why)
+        case NextStep(now_s=now_s):
+            return traffic.next_step(before, now_s, why)
+    canary = before.canary
+    if order.version and (canary is None or canary.version != order.version):
+        return before
+    return traffic.roll_back(before, Why(at, by, order.reason, order.figures))
