@@ -55,7 +55,7 @@ def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
             return traffic.promote(before, why)
         case NextStep(now_s=now_s):
             return traffic.next_step(before, now_s, why)
-    canary = before.canary
-    if order.version and (canary is None or canary.version != order.version):
+    running = before.canary
+    if order.version and (running is None or running.version != order.version):
         return before
     return traffic.roll_back(before, Why(at, by, order.reason, order.figures))
