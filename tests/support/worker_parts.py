@@ -9,6 +9,7 @@ import numpy as np
 from shared.arena import Arena, AttachedArena
 from shared.clock import FOREVER_S
 from shared.messages import BatchItem, RunBatch
+from shared.model_config import revision_of
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
 from shared.repository import Meta, ModelVersion
 from shared.repository_writer import add_version
@@ -108,7 +109,9 @@ class FakeRunner(Runner):
 
 def loaded(runner: Runner, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> LoadedVersion:
     """A ready version around a runner."""
-    return LoadedVersion(Key("toy", "0" * 16), runner, ToyPipeline(), [(size, 0.001) for size in sizes])
+    return LoadedVersion(
+        Key("toy", "0" * 16, revision_of(b"")), runner, ToyPipeline(), [(size, 0.001) for size in sizes]
+    )
 
 
 def item(number: int, *firsts: float, deadline_s: float = FOREVER_S, slots: Sequence[SlotRef] = ()) -> BatchItem:
@@ -154,11 +157,11 @@ def toy_model(root: Path, name: str, model_yaml: str, files: Mapping[str, bytes]
     return version
 
 
-def sequence(*outcomes: LoadedVersion | Exception) -> Callable[[Key], LoadedVersion]:
+def sequence(*outcomes: LoadedVersion | Exception) -> Callable[[Key, bytes], LoadedVersion]:
     """A load function that gives or raises these, one per call."""
     left = list(outcomes)
 
-    def load(_: Key) -> LoadedVersion:
+    def load(_: Key, config: bytes) -> LoadedVersion:
         outcome = left.pop(0)
         if isinstance(outcome, Exception):
             raise outcome

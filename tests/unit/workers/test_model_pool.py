@@ -11,7 +11,7 @@ from tests.support.worker_parts import FakeRunner, loaded, sequence
 from workers.backends.base import DeviceLost, LoadFailed, NotAsDeclared
 from workers.model_pool import Key, LoadedVersion, ModelPool
 
-KEY = Key("toy", "0" * 16)
+KEY = loaded(FakeRunner()).key
 LIMIT_S = 10.0
 
 
@@ -70,7 +70,7 @@ def test_a_version_dropped_while_it_loads_is_not_kept() -> None:
     go = threading.Event()
     version = loaded(FakeRunner())
 
-    def load(_: Key) -> LoadedVersion:
+    def load(_: Key, config: bytes) -> LoadedVersion:
         go.wait(LIMIT_S)
         return version
 
@@ -97,7 +97,7 @@ def test_only_what_is_kept_stays() -> None:
     old, new, coming = (Key("toy", digit * 16) for digit in "012")
     go = threading.Event()
 
-    def load(key: Key) -> LoadedVersion:
+    def load(key: Key, config: bytes) -> LoadedVersion:
         if key == coming:
             go.wait(LIMIT_S)
         return loaded(FakeRunner())
@@ -125,7 +125,7 @@ def test_a_device_lost_while_loading_reaches_the_loop() -> None:
 def test_closing_does_not_wait_for_a_load_that_hangs() -> None:
     started, go = threading.Event(), threading.Event()
 
-    def load(_: Key) -> LoadedVersion:
+    def load(_: Key, config: bytes) -> LoadedVersion:
         started.set()
         go.wait(LIMIT_S)
         return loaded(FakeRunner())

@@ -21,6 +21,7 @@ from shared.messages import (
     UnloadModel,
     WorkerReady,
 )
+from shared.model_config import revision_of
 from shared.transport import SEND_LIMIT_S, FrameTooBig
 from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
 from workers.backends.base import NoDevice
@@ -31,6 +32,7 @@ from workers.runs import Runs
 from workers.session import Link, Session
 
 VERSION = "0" * 16
+KEY = Key("toy", VERSION, revision_of(b""))
 
 
 class Dealer:
@@ -79,7 +81,7 @@ class Pool:
     """Loads at once what it has; says so at the next look."""
 
     def __init__(self, *outcomes: LoadedVersion | Failure) -> None:
-        self.outcomes = {Key("toy", VERSION): outcome for outcome in outcomes}
+        self.outcomes = dict.fromkeys([KEY], *outcomes) if outcomes else {}
         self.ready: dict[Key, LoadedVersion] = {}
         self.wanted: list[Key] = []
         self.dropped: list[Key] = []
@@ -91,7 +93,7 @@ class Pool:
     def get(self, key: Key) -> LoadedVersion | None:
         return self.ready.get(key)
 
-    def want(self, key: Key) -> None:
+    def want(self, key: Key, config: bytes = b"") -> None:
         self.wanted.append(key)
 
     def finished(self) -> list[tuple[Key, LoadedVersion | Failure]]:
@@ -184,7 +186,7 @@ def test_ready_comes_first_then_the_model_then_the_batch(arena: TwoSidedArena) -
 
 def test_a_loaded_version_is_confirmed_at_once(arena: TwoSidedArena) -> None:
     pool = Pool()
-    pool.ready[Key("toy", VERSION)] = loaded(FakeRunner())
+    pool.ready[KEY] = loaded(FakeRunner())
     dealer = Dealer([LoadModel(4, "toy", VERSION)], [])
     serve(arena, dealer, pool)
     assert [message.model for message in dealer.sent[1:]] == [4]
@@ -244,7 +246,7 @@ def test_unload_forgets_the_version_unless_another_number_means_it(arena: TwoSid
     assert codes(dealer.sent[-1]) == {1: None}
     dealer = Dealer([LOAD], [UnloadModel(1)], [batch(item(1, 1))], [])
     serve(arena, dealer, pool)
-    assert pool.dropped == [Key("toy", VERSION)]
+    assert pool.dropped == [KEY]
     assert codes(dealer.sent[-1]) == {1: Code.NOT_READY}
 
 
@@ -257,7 +259,7 @@ def test_a_version_that_runs_differently_from_now_on_is_noted_once(arena: TwoSid
     assert notes == [ModelNote(1, "fp32", 2), ModelNote(2, "fp32", 2)]
     dealer = Dealer([LoadModel(9, "toy", VERSION)], [])
     pool = Pool()
-    pool.ready[Key("toy", VERSION)] = version = loaded(runner)
+    pool.ready[KEY] = version = loaded(runner)
     version.row_cap = 2
     serve(arena, dealer, pool)
     assert dealer.sent[1].row_cap == 2, "the next gateway learns it, too"
@@ -265,8 +267,8 @@ def test_a_version_that_runs_differently_from_now_on_is_noted_once(arena: TwoSid
 
 def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: TwoSidedArena) -> None:
     pool = Pool(loaded(FakeRunner()))
-    serve(arena, Dealer([KeepModels([("toy", VERSION), ("other", "1" * 16)]), LOAD], []), pool)
-    assert pool.kept == {Key("toy", VERSION), Key("other", "1" * 16)}
+    serve(arena, Dealer([KeepModels([tuple(KEY), ("other", "1" * 16, "")]), LOAD], []), pool)
+    assert pool.kept == {KEY, Key("other", "1" * 16)}
 
 
 def test_what_is_under_way_is_finished_before_the_end_and_nothing_else(arena: TwoSidedArena) -> None:
@@ -324,7 +326,7 @@ def test_work_of_a_gateway_that_is_gone_is_not_run(arena: TwoSidedArena) -> None
 
 def test_a_model_stays_while_another_gateway_wants_it(arena: TwoSidedArena) -> None:
     bench = Bench(arena)
-    key = Key("toy", VERSION)
+    key = KEY
     first = Dealer([LOAD], [UnloadModel(1)], [batch(item(1, 1))], [], [])
     second = Dealer(
         [LoadModel(5, "toy", VERSION)], [], [batch(item(2, 1), model=5)], [KeepModels([])], [UnloadModel(5)], []
@@ -342,9 +344,9 @@ def test_a_new_gateway_does_not_take_away_what_the_others_serve(arena: TwoSidedA
     bench = Bench(arena)
     bench.join(Dealer([LOAD], [], [], []))
     bench.turn()
-    bench.join(Dealer([KeepModels([("other", VERSION)])], [], []))
+    bench.join(Dealer([KeepModels([("other", VERSION, "")])], [], []))
     bench.turn()
-    assert bench.pool.kept == {Key("toy", VERSION), Key("other", VERSION)}
+    assert bench.pool.kept == {KEY, Key("other", VERSION)}
 
 
 def test_a_note_goes_to_every_gateway_with_the_version(arena: TwoSidedArena) -> None:
