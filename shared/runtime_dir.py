@@ -1,8 +1,8 @@
 """The private folder (0700) where the processes of one server meet. Used by gateway, workers and supervisor.
 
-It holds each gateway's greeting socket (and, of several gateways, the one for the others' questions), one lock file
-per role that may exist once, and one folder per gateway life for its ZeroMQ sockets. Nothing in it outlives a clean
-stop, and what a killed gateway left is swept by the next one of its number.
+It holds each gateway's greeting socket, its admin socket (and, of several gateways, the one for the others' questions),
+one lock file per role that may exist once, and one folder per gateway life for its ZeroMQ sockets. Nothing in it
+outlives a clean stop, and what a killed gateway left is swept by the next one of its number.
 """
 
 import atexit
@@ -59,6 +59,11 @@ class RuntimeDir:
         self._locks: list[Lock] = []
         self._private: set[Path] = set()
 
+    @staticmethod
+    def place(configured: Path | None) -> Path:
+        """Where the folder is, or would be; neither created nor checked. For a command line that only looks."""
+        return _default() if configured is None else configured.absolute()
+
     @classmethod
     def open(cls, configured: Path | None) -> Self:
         """Create the folder, or check the one that is there.
@@ -66,7 +71,7 @@ class RuntimeDir:
         Raises StartupError (BAD_SETTINGS) when it is not a folder, belongs to someone else, lets others in, or has a
         path too long for a Unix socket.
         """
-        path = _default() if configured is None else configured.absolute()
+        path = cls.place(configured)
         if len(os.fsencode(path)) + _LONGEST_INSIDE > _LONGEST_SOCKET_PATH:
             limit = _LONGEST_SOCKET_PATH - _LONGEST_INSIDE
             raise _refused(path, f"has a path of over {limit} bytes, too long for a Unix socket")
@@ -128,6 +133,10 @@ class RuntimeDir:
         """Where the other gateways find gateway number `index`."""
         return self.path / f"{gateway_role(index)}.peer"
 
+    def admin_socket(self, index: int = 0) -> Path:
+        """Where the admin service of gateway number `index` listens."""
+        return self.path / (f"admin-{index}.sock" if index else "admin.sock")
+
     def private(self, generation: int, index: int = 0) -> Path:
         """A new folder (0700) for the ZeroMQ sockets of one gateway life."""
         path = self.path / f"{gateway_role(index)}-{generation:016x}"
@@ -146,6 +155,7 @@ class RuntimeDir:
                 _remove(path)
         self.gateway_socket(index).unlink(missing_ok=True)
         self.peer_socket(index).unlink(missing_ok=True)
+        self.admin_socket(index).unlink(missing_ok=True)
         for path in self.path.glob("*.lock"):
             _remove_unheld(path)
 
