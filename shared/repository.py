@@ -7,11 +7,9 @@
 A caller's model name is looked up in a table that was read at start (or at `refresh`), never on the disk.
 """
 
-import hashlib
 import re
-import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -19,18 +17,28 @@ from pydantic import ValidationError
 from shared.errors import ExitCode, UnknownModel, UnknownVersion
 from shared.mistakes import first_of, sentences
 from shared.model_config import CONFIG_FILE, ModelConfig, RepositoryError, config_bytes, parse_config, revision_of
+from shared.repository_files import META_FILE, VERSIONS, digest_of, faults, read_json, reason_of, told
 from shared.settings import BatchingSettings, derive_sizes
 from shared.traffic import Traffic
 
-__all__ = ["Meta", "ModelConfig", "ModelVersion", "Repository", "RepositoryError", "Traffic", "is_name"]
+__all__ = [
+    "META_FILE",
+    "VERSIONS",
+    "Meta",
+    "ModelConfig",
+    "ModelVersion",
+    "Repository",
+    "RepositoryError",
+    "Traffic",
+    "digest_of",
+    "is_name",
+    "read_json",
+    "told",
+]
 
-META_FILE = "meta.json"
 TRAFFIC_FILE = "traffic.json"
-VERSIONS = "versions"
-MAX_JSON_BYTES = 8 * 1024 * 1024
-"""meta.json and traffic.json; a history of that size is some 40,000 changes."""
-
-T = TypeVar("T")
+MIN_PREFIX = 4
+"""Digits of a hash that name a version: 65,536 of them, while a model has some dozens of versions."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
@@ -94,7 +102,7 @@ class ModelVersion(msgspec.Struct, frozen=True):
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError) as error:
-                raise RepositoryError(f"{self.name}: labels file {name} can't be read: {_reason(error)}") from None
+                raise RepositoryError(f"{self.name}: labels file {name} can't be read: {reason_of(error)}") from None
             # Not splitlines: a label may hold one of the rarer line separators, and every later index would shift.
             return tuple(text.removesuffix("\n").split("\n")) if text else ()
         raise RepositoryError(f"{self.name}: labels file {name} is neither in the version's nor in the model's folder")
@@ -125,7 +133,9 @@ class Repository:
                 if is_name(folder.name) and _inside(folder, self.root) and (folder / CONFIG_FILE).is_file()
             }
         except OSError as error:
-            raise RepositoryError(f"repository: can't be read: {_reason(error)}", detail=str(error.filename)) from None
+            raise RepositoryError(
+                f"repository: can't be read: {reason_of(error)}", detail=str(error.filename)
+            ) from None
 
     def names(self) -> list[str]:
         """All models that have a model.yaml, sorted; also those that have no version yet."""
@@ -145,7 +155,7 @@ class Repository:
         """
         versions = self.versions(name)
         if not versions:
-            raise UnknownVersion(f"model {name} has no version yet (`headrace models fetch` gets the default model's)")
+            raise UnknownVersion(f"model {name} has no version yet (`headrace models add {name} FILE…` makes one)")
         path = self.root / name / TRAFFIC_FILE
         if not path.exists():
             if len(versions) == 1:
@@ -180,72 +190,31 @@ class Repository:
         raw = config_bytes(folder) if config is None else config
         return ModelVersion(name, version, folder, files, parse_config(raw, name), meta, raw)
 
+    def find(self, name: str, prefix: str) -> str:
+        """The one version whose hash starts with `prefix`, 4 digits or more. Raises UnknownModel, UnknownVersion."""
+        versions = self.versions(name)
+        found = [version for version in versions if version.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
+        if len(found) == 1:
+            return found[0]
+        if len(prefix) < MIN_PREFIX:
+            why = f"a version is named by {MIN_PREFIX} digits of its hash or more"
+        else:
+            why = f"{len(found)} versions start with it" if found else f"model {name} has no such version"
+        raise UnknownVersion(f"version {_shown(prefix)}: {why} (`headrace models list` shows them)")
+
     @staticmethod
     def verify(version: ModelVersion) -> None:
         """Hash every file of a version again.
 
         Raises RepositoryError naming a changed, missing, foreign or linked file.
         """
-        found = {path.relative_to(version.files).as_posix(): path for path in _walk(version.files)}
-        found.pop(META_FILE, None)
-        for name in sorted(found.keys() - version.meta.files.keys()):
-            raise RepositoryError(
-                f"{told(found[name])}: does not belong to version {version.version} (not in {META_FILE})"
-            )
-        for name, digest in sorted(version.meta.files.items()):
-            if name not in found:
-                raise RepositoryError(f"{told(version.files / name)}: is missing from version {version.version}")
-            status = found[name].lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                raise RepositoryError(
-                    f"{told(found[name])}: is a link or no plain file; a version holds plain files only"
-                )
-            if file_digest(found[name]) != digest:
-                raise RepositoryError(f"{told(found[name])}: has changed since version {version.version} was written")
+        for fault in faults(version.files, version.meta.files):
+            raise RepositoryError(fault)
 
 
 def is_name(name: str) -> bool:
     """Whether a text may be a model's name: one path part of plain ASCII, no `..`, at most 128 characters."""
     return _NAME.fullmatch(name) is not None and ".." not in name
-
-
-def digest_of(files: dict[str, str]) -> str:
-    """The content hash of a version from its files' hashes: no order, time or place goes in."""
-    lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_json(path: Path, kind: type[T]) -> T:
-    """Read one of our JSON files. Raises RepositoryError naming the file."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise RepositoryError(f"{told(path)}: can't be read: {_reason(error)}") from None
-    if len(raw) > MAX_JSON_BYTES:
-        raise RepositoryError(f"{told(path)}: is larger than {MAX_JSON_BYTES} bytes")
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
-        raise RepositoryError(f"{told(path)}: {error}") from None
-
-
-def told(path: Path) -> str:
-    """A file of the repository as messages name it: from the model's name on, so that no path of ours leaves."""
-    parts = path.parts
-    if VERSIONS in parts:
-        return "/".join(parts[len(parts) - 2 - parts[::-1].index(VERSIONS) :])
-    return "/".join(parts[-2:])
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "not UTF-8 text"
 
 
 def _versions_in(folder: Path) -> tuple[str, ...]:
@@ -267,10 +236,6 @@ def _inside(path: Path, root: Path) -> bool:
         return path.resolve().is_relative_to(root.resolve())
     except RuntimeError:
         return False
-
-
-def _walk(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 def _shown(name: str) -> str:

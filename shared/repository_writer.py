@@ -1,37 +1,38 @@
-"""The model repository, write side. Used by `headrace models` and, later, the admin service; never by a worker.
+"""The model repository, write side. Used by `headrace models`, the gateway (traffic) and the admin service.
 
 A version appears whole or not at all: it is built in a hidden folder beside the others, flushed to the disk, and
-renamed. Whatever a crash leaves behind is a hidden folder that nobody reads and that the next writer removes. Writers
-of one model take turns by a lock on the model's folder, which the kernel releases when the process dies.
+renamed; it goes the same way back. Whatever a crash leaves behind is a hidden folder that nobody reads and that the
+next writer removes.
+
+The same version is stored once. The same file of two versions is stored twice: a version must be readable with `ls`,
+removable by itself and free of links (a hard link's bytes could be changed from elsewhere, and `verify` refuses it).
 """
 
 import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from shared.errors import UnknownVersion
+from shared.errors import Conflict, UnknownVersion
 from shared.model_config import CONFIG_FILE, RepositoryError
-from shared.repository import (
-    META_FILE,
-    TRAFFIC_FILE,
-    VERSIONS,
-    Meta,
-    ModelVersion,
-    Repository,
-    digest_of,
-    file_digest,
-    is_name,
-)
+from shared.repository import META_FILE, TRAFFIC_FILE, VERSIONS, Meta, ModelVersion, Repository, digest_of, is_name
+from shared.repository_files import PIECE_BYTES, reason_of
+from shared.repository_lock import HIDDEN, REMOVED, bytes_in, hidden_folder, leftovers, locked, remove, sync_folder
+from shared.repository_sources import is_file_name, open_plain
 from shared.traffic import Traffic, Why, switch
 
-_HIDDEN = ".new-"
+
+class Removed(msgspec.Struct, frozen=True):
+    """What is no longer there."""
+
+    name: str
+    version: str
+    nbytes: int
 
 
 def add_version(
@@ -39,29 +40,73 @@ def add_version(
 ) -> ModelVersion:
     """Store files (relative name → where they lie now) as a version of a model; the same content is stored once.
 
-    The model's folder must hold a model.yaml. `meta` tells where the version comes from; digest, files and created are
-    filled in here. Raises RepositoryError for a bad name, no files, or a disk that refuses.
+    The model's folder must hold a model.yaml. A model's first version becomes current; a later one only when asked to.
+    `meta` tells where the version comes from; digest, files and created are filled in here. Raises RepositoryError for
+    a bad name, no files, links, or a disk that refuses.
     """
     _check(name, files)
     folder = root / name
     if not (folder / CONFIG_FILE).is_file():
         raise RepositoryError(f"model {name}: its folder holds no {CONFIG_FILE}")
-    with _locked(folder):
-        digests = {relative: file_digest(path) for relative, path in files.items()}
-        digest = digest_of(digests)
-        version = digest[:16]
-        target = folder / VERSIONS / version
-        present = (target / META_FILE).is_file()
-        if not present:
-            whole = msgspec.structs.replace(meta, digest=digest, files=dict(sorted(digests.items())), created=now_utc())
-            _store(target, files, whole)
-        found = Repository(root).open(name, version)
-        if present:  # the caller relies on this content: a file that rotted must not pass for it
-            Repository.verify(found)
-        if make_current:
-            before = Repository(root).traffic(name)
-            _write_traffic(folder, before, switch(before, version, Why(now_utc(), by)))
-    return found
+    digests = {relative: _plain_digest(path) for relative, path in files.items()}
+    digest = digest_of(digests)
+    target = folder / VERSIONS / digest[:16]
+    if not (target / META_FILE).is_file():
+        whole = msgspec.structs.replace(meta, digest=digest, files=dict(sorted(digests.items())), created=now_utc())
+        with hidden_folder(folder, target.name) as hidden:
+            _store(hidden, files, whole)
+            with locked(folder):
+                _appear(root, hidden, target, by)
+    else:  # the caller relies on this content: a file that rotted must not pass for it
+        Repository.verify(Repository(root).open(name, target.name))
+    if make_current:
+        set_current(root, name, target.name, by=by)
+    return Repository(root).open(name, target.name)
+
+
+def remove_version(root: Path, name: str, version: str, *, unless: Callable[[], Collection[str]] = tuple) -> Removed:
+    """Take a version away: first its name, then its bytes.
+
+    `unless`: versions that are in use elsewhere, asked while nobody else can write. Raises Conflict when traffic.json
+    or `unless` has it in use, UnknownModel, UnknownVersion, RepositoryError.
+    """
+    if version not in Repository(root).versions(name):
+        raise UnknownVersion(f"model {name} has no version {version[:100]!a}")
+    folder = root / name
+    with locked(folder):
+        repository = Repository(root)
+        traffic = repository.traffic(name)
+        if version in traffic.wanted() or repository.versions(name) == [version]:
+            raise Conflict(
+                f"version {version} of {name} is in use ({role_of(traffic, version)}): give its traffic to another one "
+                f"first (`headrace traffic {name} --to HASH`)"
+            )
+        if version in unless():
+            raise Conflict(f"version {version} of {name} is in use by the running server")
+        found = folder / VERSIONS / version
+        nbytes = bytes_in(found)
+        gone = found.with_name(f"{REMOVED}{version}")
+        found.rename(gone)
+        sync_folder(gone.parent)
+        shutil.rmtree(gone)
+    return Removed(name, version, nbytes)
+
+
+def sweep(root: Path, name: str, *, dry_run: bool = False) -> int:
+    """Remove what dead writers left in a model's folder; `dry_run`: only count. Returns the bytes."""
+    folder = root / name
+    with locked(folder, sweep=False):
+        return sum(bytes_in(path) if dry_run else remove(path) for path in leftovers(folder))
+
+
+def role_of(traffic: Traffic, version: str) -> str:
+    """What a version is to its model: current, canary, shadow, standby, or nothing."""
+    canary = traffic.canary
+    if canary is not None and canary.version == version:
+        return "shadow" if canary.shadow else "canary"
+    if version == traffic.current or not traffic.current:
+        return "current"
+    return "standby" if version == traffic.standby else ""
 
 
 def set_current(root: Path, name: str, version: str, *, by: str = "") -> Traffic:
@@ -81,7 +126,7 @@ def change_traffic(root: Path, name: str, change: Callable[[Traffic], Traffic]) 
     """
     repository = Repository(root)
     versions = repository.versions(name)
-    with _locked(root / name):
+    with locked(root / name):
         before = repository.traffic(name)
         if not before.current and len(versions) == 1:  # the only one is current without any file
             before = Traffic(current=versions[0])
@@ -95,10 +140,10 @@ def now_utc() -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or a crash, meets the old content or the new one and nothing between."""
-    temporary = path.with_name(f"{_HIDDEN}{path.name}")
+    temporary = path.with_name(f"{HIDDEN}{path.name}")
     _write(temporary, content)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _check(name: str, files: Mapping[str, Path]) -> None:
@@ -107,55 +152,46 @@ def _check(name: str, files: Mapping[str, Path]) -> None:
     if not files:
         raise RepositoryError(f"model {name}: a version needs at least one file")
     for relative in files:
-        parts = relative.split("/")
-        if relative == META_FILE or not all(is_name(part) for part in parts):
+        if not is_file_name(relative):
             raise RepositoryError(f"model {name}: {relative[:100]!a} can't be a file of a version")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the model's folder for writing; sweep what dead writers left, since no live one can be at work."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise RepositoryError(f"model {folder.name}: its folder can't be opened: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _sweep(folder)
-        yield
-    except RepositoryError:
-        _sweep(folder)
-        raise
-    except OSError as error:
-        _sweep(folder)
-        raise RepositoryError(f"model {folder.name}: can't be written: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-
-
-def _sweep(folder: Path) -> None:
-    for place in (folder, folder / VERSIONS):
-        for path in place.glob(f"{_HIDDEN}*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _store(target: Path, files: Mapping[str, Path], meta: Meta) -> None:
-    hidden = target.with_name(f"{_HIDDEN}{target.name}")
-    hidden.mkdir(parents=True)
+def _store(hidden: Path, files: Mapping[str, Path], meta: Meta) -> None:
     for relative, source in files.items():
         copy = hidden / relative
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        _copy(source, copy, meta.files[relative])
-    _write(hidden / META_FILE, _readable(meta))
-    for place in {hidden, *(path for path in hidden.rglob("*") if path.is_dir())}:
-        _sync_folder(place)
+        with _told_with(source.name):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, copy, meta.files[relative])
+    with _told_with(META_FILE):
+        _write(hidden / META_FILE, _readable(meta))
+        for place in {hidden, *(path for path in hidden.rglob("*") if path.is_dir())}:
+            sync_folder(place)
+
+
+@contextlib.contextmanager
+def _told_with(file: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RepositoryError(f"{file}: can't be stored: {reason_of(error)} (nothing was changed)") from error
+
+
+def _appear(root: Path, hidden: Path, target: Path, by: str) -> None:
+    """Give a whole version its name, under the model's lock; a model's first one becomes current."""
+    name = target.parents[1].name
+    if (target / META_FILE).is_file():  # another process has stored the same just now
+        shutil.rmtree(hidden)
+        return
+    before = Repository(root).traffic(name)
+    others = [version for version in Repository(root).versions(name) if version != target.name]
     if target.exists():  # without a readable meta.json: it is no version, and stands in the way
         shutil.rmtree(target)
+    if not before.current and len(others) == 1:  # without a traffic.json it was current as the only one
+        _write_traffic(target.parents[1], before, Traffic(current=others[0]))
     hidden.rename(target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
+    if not before.current and not others:
+        _write_traffic(target.parents[1], before, switch(before, target.name, Why(now_utc(), by)))
 
 
 def _write_traffic(folder: Path, before: Traffic, after: Traffic) -> Traffic:
@@ -165,10 +201,18 @@ def _write_traffic(folder: Path, before: Traffic, after: Traffic) -> Traffic:
     return after
 
 
+def _plain_digest(path: Path) -> str:
+    with open_plain(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise RepositoryError(f"{path}: can't be read: {reason_of(error)}") from error
+
+
 def _copy(source: Path, target: Path, digest: str) -> None:
     found = hashlib.sha256()
-    with source.open("rb") as reader, target.open("xb") as writer:
-        while piece := reader.read(1024 * 1024):
+    with open_plain(source) as reader, target.open("xb") as writer:
+        while piece := reader.read(PIECE_BYTES):
             found.update(piece)
             writer.write(piece)
         if found.hexdigest() != digest:
@@ -183,14 +227,6 @@ def _write(path: Path, content: bytes) -> None:
         writer.write(content)
         writer.flush()
         os.fsync(writer.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _readable(value: msgspec.Struct) -> bytes:

@@ -6,6 +6,7 @@ import pytest
 
 from shared.errors import ExitCode, UnknownModel, UnknownVersion
 from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name
+from shared.repository_files import faults
 from shared.repository_writer import add_version
 from shared.settings import BatchingSettings
 
@@ -124,6 +125,8 @@ def test_current_is_the_only_one_or_what_traffic_says(root: Path, add: Add) -> N
     first = add(b"1")
     assert Repository(root).current("m") == first.version
     second = add(b"2")
+    assert Repository(root).current("m") == first.version, "a later one is not current by itself"
+    (root / "m" / "traffic.json").unlink()
     with pytest.raises(RepositoryError, match=r"m/traffic.json: is missing, and m has 2 versions"):
         Repository(root).current("m")
     add(b"2", current=True)
@@ -198,8 +201,42 @@ def test_a_forged_meta_file_is_refused(root: Path, add: Add, change: str) -> Non
     path.write_bytes(msgspec.json.encode(meta))
     if change == "folder":
         version.files.rename(version.files.with_name("0" * 16))
+    (root / "m" / "traffic.json").unlink()
     with pytest.raises(RepositoryError, match="do not agree"):
         Repository(root).open("m")
+
+
+def test_a_version_is_found_by_the_beginning_of_its_hash(root: Path, add: Add) -> None:
+    version = add().version
+    repository = Repository(root)
+    assert {repository.find("m", version[:digits]) for digits in range(4, 17)} == {version}
+    for prefix in ("", version[:3]):
+        with pytest.raises(UnknownVersion, match="4 digits of its hash or more"):
+            repository.find("m", prefix)
+    for prefix in ("zzzz", version + "0", "../..", version[:4].upper() + "x"):
+        with pytest.raises(UnknownVersion, match="has no such version"):
+            repository.find("m", prefix)
+    twin = version[:15] + ("0" if version[15] != "0" else "1")
+    (root / "m" / "versions" / twin).mkdir()
+    (root / "m" / "versions" / twin / "meta.json").write_text("{}")
+    repository.refresh()
+    with pytest.raises(UnknownVersion, match="2 versions start with it"):
+        repository.find("m", version[:15])
+    assert repository.find("m", version) == version
+
+
+def test_every_fault_is_told_not_only_the_first(add: Add) -> None:
+    version = add(labels=b"a\nb\n", third=b"3")
+    for name in ("weights.bin", "labels"):
+        (version.files / name).chmod(0o644)
+        (version.files / name).write_bytes(b"other")
+    (version.files / "third").unlink()
+    (version.files / "foreign").write_bytes(b"x")
+    read: list[int] = []
+    found = list(faults(version.files, version.meta.files, read.append))
+    words = ["foreign: does not belong", "labels: has changed", "third: is missing", "weights.bin: has changed"]
+    assert [word for word, fault in zip(words, found, strict=True) if word in fault] == words
+    assert sum(read) == 2 * len(b"other")
 
 
 def test_labels_come_from_the_version_then_from_the_model(root: Path, add: Add) -> None:
