@@ -13,6 +13,7 @@ from shared.settings import Rows, Weight
 from shared.strict_yaml import YamlError
 
 CONFIG_FILE = "model.yaml"
+_WITHOUT_NETWORK = {"simulated": "runs none", "onnxruntime": "takes it from the .onnx file"}
 _PLAIN_FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 
 
@@ -34,6 +35,17 @@ class BatchingOverride(BaseModel):
     weight: Weight | None = None
 
 
+class OnnxConfig(BaseModel):
+    """`onnx:` of model.yaml: how onnxruntime takes memory on a CUDA device; its own names and meanings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu_mem_limit_bytes: Annotated[int, Field(ge=1024 * 1024, le=2**48)] | None = None
+    """Of this model's arena on the device. None: no limit of its own."""
+    arena_extend_strategy: Literal["kSameAsRequested", "kNextPowerOfTwo"] = "kSameAsRequested"
+    """`kSameAsRequested`: grows by what is needed. `kNextPowerOfTwo`: by ever larger steps, and keeps them."""
+
+
 class ModelConfig(BaseModel):
     """model.yaml."""
 
@@ -41,9 +53,12 @@ class ModelConfig(BaseModel):
 
     pipeline: Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=200)]
     """A built-in pipeline by name, or the user's own as `module:Class`."""
-    backend: Literal["torch", "numpy", "simulated"] = "torch"
+    backend: Literal["torch", "onnxruntime", "numpy", "simulated"] = "torch"
     network: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)] | None = None
     """Backend torch: `module:factory`, a callable that returns the `nn.Module`; in the model's folder or importable."""
+    trust: Literal["data", "code"] = "data"
+    """`code`: the version's files may run code as they are loaded. Backend torch: allows a `torch.export` archive."""
+    onnx: OnnxConfig = OnnxConfig()
     preprocessing: dict[str, Any] = {}
     """The pipeline's own settings; checked by the pipeline's `config_type`."""
     labels: Annotated[str, Field(pattern=_PLAIN_FILE)] | None = None
@@ -59,11 +74,29 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> "ModelConfig":
-        if self.backend != "simulated" and self.network is None:
-            raise ValueError(f"network is required when backend is {self.backend}: a `module:factory`")
-        if self.backend == "simulated" and self.network is not None:
-            raise ValueError(f"network is given, but backend {self.backend} runs none: remove one of the two")
+        if self.backend in _WITHOUT_NETWORK and self.network is not None:
+            why = _WITHOUT_NETWORK[self.backend]
+            raise ValueError(f"network is given, but backend {self.backend} {why}: remove one of the two")
+        if self.backend not in _WITHOUT_NETWORK and self.network is None and not self.may_be_archive:
+            raise ValueError(
+                f"network is required when backend is {self.backend}: a `module:factory`"
+                + (" (only a torch.export archive needs none, and `trust: code`)" if self.backend == "torch" else "")
+            )
+        if self.backend == "onnxruntime" and self.precision == "fp16":
+            raise ValueError(
+                "precision is fp16, but backend onnxruntime computes in what the .onnx file holds: remove it"
+            )
         return self
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether a worker needs torch for it: for its network, or for the pipeline's `normalise` and `head`."""
+        return self.backend in ("torch", "onnxruntime")
+
+    @property
+    def may_be_archive(self) -> bool:
+        """Whether the version's file may be the network itself, not only its weights."""
+        return self.backend == "torch" and self.trust == "code"
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -70,6 +70,11 @@ class Loader:
 
         if not isinstance(self._device, torch_device.TorchDevice):
             raise LoadFailed(f"model {version.name} needs torch; this worker started without it: restart it")
+        if version.config.backend == "onnxruntime":
+            from workers.backends import onnx_backend  # noqa: PLC0415 - as above
+
+            max_rows = version.batching(self._settings.batching).max_rows
+            return onnx_backend.load(version, pipeline, self._device, max_rows=max_rows)
         worker = self._settings.worker
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
         sizes = version.batching(self._settings.batching).sizes if worker.compile else ()
@@ -141,5 +146,5 @@ def needs_torch(settings: Settings) -> bool:
     with contextlib.suppress(StartupError, HeadraceError):
         repository = Repository(settings.repository)
         names = settings.models or repository.names()
-        return not names or any(repository.open(name).config.backend == "torch" for name in names)
+        return not names or any(repository.open(name).config.needs_torch for name in names)
     return True

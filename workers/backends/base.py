@@ -5,7 +5,8 @@ the host and, per row, whether the numbers are finite.
 """
 
 import abc
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -14,10 +15,18 @@ import numpy.typing as npt
 
 from shared.errors import ExitCode, StartupError
 from shared.tensors import Array
+from workers.backends.device_memory import DeviceMemory, HostMemory
 from workers.staging import Inputs
 
 Precision = Literal["fp16", "fp32"]
 Mask = npt.NDArray[np.bool_]
+Stages = Callable[[str], contextlib.AbstractContextManager[None]]
+"""Times the stages of a load: `with stages("read"):`, then "build", then "device"."""
+
+
+def untimed(_stage: str) -> contextlib.AbstractContextManager[None]:
+    """For loads whose stages nobody wants to know."""
+    return contextlib.nullcontext()
 
 
 class DeviceLost(Exception):
@@ -121,6 +130,8 @@ class Device(abc.ABC):
 
     name: str
     """What torch calls it, or plain words."""
+    memory: DeviceMemory = HostMemory()
+    """Where its models are."""
 
     def enter_thread(self) -> None:  # noqa: B027 - most devices need nothing
         """Called by a thread that is about to load onto the device."""

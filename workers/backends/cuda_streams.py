@@ -64,6 +64,11 @@ class CudaStreams(Streams):
         """Inside, no other thread captures a graph: waiting for the whole device would end in an error meanwhile."""
         return self._capture_lock
 
+    @property
+    def computing_handle(self) -> int:
+        """CUDA's own handle of the queue for computing, for libraries that are to use it, too."""
+        return int(self._computing.cuda_stream)
+
     def buffer(self, nbytes: int) -> Tensor:
         """See Streams. The allocator hands memory out again in the order of the stream that it was asked on."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.logs import get_logger
 from shared.pipeline import Pipeline
@@ -21,7 +21,7 @@ from workers.backends.graphs import Graphs, agree
 from workers.backends.lane import Lane
 from workers.backends.streams import Mark, Streams
 from workers.backends.torch_device import TorchDevice
-from workers.backends.torch_runner import TorchRunner
+from workers.backends.torch_runner import Network, TorchRunner
 from workers.staging import Inputs
 
 LANES = 2
@@ -70,7 +70,7 @@ class StreamRunner(TorchRunner):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         pipeline: Pipeline[Any],
         device: TorchDevice,
         precision: Precision,

@@ -9,6 +9,7 @@ from shared.errors import ExitCode, StartupError
 from shared.logs import get_logger
 from shared.tensors import Array
 from workers.backends.base import Device, DeviceLost, OutOfMemory
+from workers.backends.cuda_memory import CudaMemory
 from workers.backends.cuda_streams import CudaStreams
 from workers.backends.streams import Streams
 
@@ -59,6 +60,10 @@ class TorchDevice(Device):
         """Bytes that torch holds on the device; 0 on a CPU, where nobody counts."""
         return 0
 
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody holds, in this process or another; 0 on a CPU, where nobody counts."""
+        return 0
+
     def is_pinned(self, array: Array) -> bool:  # noqa: ARG002 - a CPU copies nothing
         """Whether the device copies this array by itself."""
         return False
@@ -78,6 +83,7 @@ class CudaDevice(TorchDevice):
         self.enter_thread()
         torch.backends.cudnn.benchmark = True  # batch sizes are few and warmed up: worth measuring the best algorithm
         self.streams: CudaStreams = CudaStreams(device)
+        self.memory = CudaMemory(device)
         self._registered: dict[int, int] = {}
         """Arenas that the device copies from by itself: address → bytes."""
 
@@ -111,6 +117,10 @@ class CudaDevice(TorchDevice):
     def memory_in_use(self) -> int:
         """Bytes in tensors on this device."""
         return int(torch.cuda.memory_allocated(self.device))
+
+    def free_bytes(self) -> int:
+        """What the driver says; also for libraries that take memory without torch."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
     def enter_thread(self) -> None:
         """The current device is a property of the thread."""

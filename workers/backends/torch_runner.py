@@ -8,11 +8,11 @@ on the device.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.clock import now_s
 from shared.pipeline import Pipeline
@@ -21,13 +21,16 @@ from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemor
 from workers.backends.torch_device import TorchDevice
 from workers.staging import HostStaging, Inputs
 
+Network = Callable[..., Any]
+"""Tensors on the device → a tensor there, or several: an `nn.Module` in evaluation mode, or what behaves like one."""
+
 
 class TorchRunner(Runner):
-    """See the module's docstring. `network` is in evaluation mode and on the device."""
+    """See the module's docstring. `network` is ready to run on the device."""
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         pipeline: Pipeline[Any],
         device: TorchDevice,
         precision: Precision,
