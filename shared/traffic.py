@@ -83,13 +83,20 @@ def switch(before: Traffic, version: str, why: Why) -> Traffic:
 
 
 def start_canary(before: Traffic, canary: Canary, why: Why) -> Traffic:
-    """Give a version a share, or change the share that it has. Raises Conflict, InvalidOption."""
+    """Give a version a share, or change the share that it has; nothing changes if it has just that.
+
+    A ramp of one step is none. Raises Conflict, InvalidOption.
+    """
     check(canary)
+    if canary.ramp is not None and canary.ramp.step == len(canary.ramp.steps) - 1 and canary.percent < 100:
+        canary = msgspec.structs.replace(canary, ramp=None)
     if canary.version == before.current:
         raise Conflict(f"version {canary.version} is the current one already")
     if not before.current:
         raise Conflict("the model has no current version that a canary could stand beside")
     running = before.canary
+    if running == canary:
+        return before
     if running is not None and running.version != canary.version:
         raise Conflict(f"version {running.version} is the canary already: promote it or roll it back first")
     again = running is not None and running.shadow == canary.shadow
@@ -146,6 +153,8 @@ def check(canary: Canary) -> None:
         raise InvalidOption(f"percent must be 1 to {MAX_STEPS} steps, each above 0 and at most 100")
     if any(later <= earlier for earlier, later in zip(ramp.steps, ramp.steps[1:], strict=False)):
         raise InvalidOption("the steps of percent must rise")
+    if not 0 <= ramp.step < len(ramp.steps) or ramp.steps[ramp.step] != canary.percent:
+        raise InvalidOption("percent must be the ramp's present step")
     if not MIN_STEP_S <= ramp.every_s <= 30 * 86400:
         raise InvalidOption(f"every is {ramp.every_s:g} s: must be {MIN_STEP_S:g} s to 30 days")
 
