@@ -63,12 +63,23 @@ def _at_start(repository: Repository, settings: Settings, number: int, name: str
         raise StartupError(ExitCode.MODEL_LOAD, text) from error
 
 
-def served_model(repository: Repository, settings: Settings, number: int, name: str) -> ServedModel:
-    """One model at its current version. Raises UnknownModel, UnknownVersion, StartupError."""
-    version = repository.open(name)
-    batching = version.batching(settings.batching)
+def served_model(
+    repository: Repository,
+    settings: Settings,
+    number: int,
+    name: str,
+    version: str = "",
+    config: bytes | None = None,
+) -> ServedModel:
+    """One version of a model (default: the current one, with the model.yaml on the disk).
+
+    Raises UnknownModel, UnknownVersion, StartupError.
+    """
+    found = repository.open(name, version, config)
+    batching = found.batching(settings.batching)
     limits = BatchLimits(batching.max_rows, batching.max_wait_ms / 1000, tuple(batching.sizes), batching.weight)
-    state = ModelState(version.name, version.version, "no_worker", NO_WORKER)
-    model = ServedModel(number, state, load_pipeline(version, torch_allowed=False), limits)
-    model.config, model.pinned = version.config_bytes, version.config.load == "at_start"
+    state = ModelState(found.name, found.version, "no_worker", NO_WORKER)
+    model = ServedModel(number, state, load_pipeline(found, torch_allowed=False), limits)
+    model.config, model.pinned = found.config_bytes, found.config.load == "at_start"
+    model.cached = found.config.cache
     return model

@@ -54,7 +54,7 @@ class Parts:
                 "waiting_for_slot": self.leases.waiting_items(),
                 "waiting_for_pool": self.pool.waiting(),
                 "waiting_for_batch": self.dispatch.waiting_items(),
-                "batches_at_workers": self.dispatch.batches_out(),
+                "batches_at_workers": len(self.dispatch.running),
             },
             "arena": {
                 "bytes": self.arena.nbytes,
@@ -74,7 +74,7 @@ class Parts:
                 }
                 for worker in self.workers.workers()
             ],
-            "ran": {name: ran._asdict() for name, ran in sorted(self.dispatch.ran().items())},
+            "ran": {name: ran._asdict() for name, ran in sorted(self.dispatch.running.ran.items())},
             "cost": [
                 {"model": key.model, "bucket": key.bucket, **self.cost.line(key)._asdict()}
                 for key in self.cost.keys()  # noqa: SIM118 - a method of ours, not a dict's
@@ -119,11 +119,11 @@ class Parts:
 
     def ran_batches(self) -> Rows:
         """Batches of each worker in all of its lives."""
-        return [((name,), ran.batches) for name, ran in self.dispatch.ran().items()]
+        return [((name,), ran.batches) for name, ran in self.dispatch.running.ran.items()]
 
     def ran_rows(self) -> Rows:
         """Rows of these."""
-        return [((name,), ran.rows) for name, ran in self.dispatch.ran().items()]
+        return [((name,), ran.rows) for name, ran in self.dispatch.running.ran.items()]
 
     def bad_frames(self) -> float:
         """Frames of workers and pool processes that could not be decoded."""

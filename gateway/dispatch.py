@@ -17,20 +17,31 @@ from gateway.inflight import InFlight
 from gateway.leases import Lease
 from gateway.parked import Parked
 from gateway.pauses import Pauses
-from gateway.running import Ran, Running, RunningBatches
+from gateway.running import Running, RunningBatches
 from gateway.served import Models, ServedModel
-from gateway.work import Outcome, Work, batch_item, cost_rows, fail, may_try_again, set_apart, settle, unloaded
+from gateway.work import (
+    Outcome,
+    Work,
+    batch_item,
+    cost_rows,
+    fail,
+    may_try_again,
+    set_apart,
+    settle,
+    unloaded,
+    was_given_up,
+)
 from gateway.worker_choice import WorkerChoice
-from gateway.worker_client import Worker, WorkerClient
+from gateway.worker_client import Worker, WorkerClient, WorkerEvents
 from shared.clock import now_s
 from shared.errors import HeadraceError, NotReady
-from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, ModelNote, RunBatch
+from shared.messages import BatchDone, CancelItems, ItemAnswer, ModelLoaded, RunBatch
 from shared.settings import WorkerSettings
 from shared.tensors import Tensor
 from shared.transport import FrameTooBig
 
 
-class Dispatcher:
+class Dispatcher(WorkerEvents):
     """Batches in front of the workers; lives on the event loop."""
 
     def __init__(
@@ -42,11 +53,11 @@ class Dispatcher:
         self._inflight = inflight
         self._limits = limits
         self._waiting: dict[int, Work] = {}  # in the batcher
-        self._parked = Parked(limits.return_limit_ms / 1000)
-        self._running = RunningBatches()
-        self._models = Models(self._running.models, cost.forget)
-        self._hangs = Hangs(workers, self._running, cost, limits.hang_limit_ms / 1000)
-        self._choice = WorkerChoice(workers, self._running, limits.staged_batches)
+        self.parked = Parked(limits.return_limit_ms / 1000)
+        self.running = RunningBatches()
+        self._models = Models(self.running.models, cost.forget)
+        self._hangs = Hangs(workers, self.running, cost, limits.hang_limit_ms / 1000)
+        self._choice = WorkerChoice(workers, self.running, limits.staged_batches)
         self._next_item = 1
         self._next_batch = 1
         self._timer: asyncio.TimerHandle | None = None
@@ -62,7 +73,7 @@ class Dispatcher:
     def configure(self, model: ServedModel) -> None:
         """Accept items of this model."""
         self._models.add(model)
-        model.batch_s = self._running.with_others(partial(self._cost.predict, QueueKey(model.number, ())))
+        model.batch_s = self.running.with_others(partial(self._cost.predict, QueueKey(model.number, ())))
         self._batcher.configure(model.number, model.limits)
 
     def submit(
@@ -83,23 +94,15 @@ class Dispatcher:
 
     def waiting_rows(self, model: int) -> int:
         """Rows of a model that no worker has yet."""
-        return self._parked.rows(model) + self._batcher.waiting_rows(model)
+        return self.parked.rows(model) + self._batcher.waiting_rows(model)
 
     def waiting_items(self) -> int:
         """Items that no worker has yet."""
-        return len(self._waiting) + len(self._parked)
-
-    def batches_out(self) -> int:
-        """Batches in the hands of workers."""
-        return len(self._running)
+        return len(self._waiting) + len(self.parked)
 
     def outstanding(self, worker: Worker) -> int:
         """Batches that the worker holds."""
-        return self._running.count(worker)
-
-    def ran(self) -> dict[str, Ran]:
-        """What each worker has run so far, in all of its lives, by name."""
-        return self._running.ran
+        return self.running.count(worker)
 
     def kick(self) -> None:
         """Send what may go now, and come back when the batcher says that time alone changes the answer."""
@@ -117,10 +120,7 @@ class Dispatcher:
             self._kicked = True
             asyncio.get_running_loop().call_soon(self.kick)
 
-    # ------------------------------------------------------------ worker events
-
-    def worker_greeted(self, _worker: Worker) -> None:
-        """Nothing to run until it has loaded a model."""
+    # ------------------------------------------------------------ events
 
     def model_loaded(self, _worker: Worker, message: ModelLoaded) -> None:
         """Seed the cost model, and let what was parked for this model go."""
@@ -128,8 +128,8 @@ class Dispatcher:
             return
         if len(self._workers.with_model(message.model)) == 1:  # else the others have shown how long it really takes
             self._cost.seed(QueueKey(message.model, ()), message.batch_s)
-        self._count_workers()
-        for work in self._parked.take(message.model):
+        self._models.count_workers(self._workers.with_model)
+        for work in self.parked.take(message.model):
             self._enqueue(work)
         self.slots_back()
         self.kick()
@@ -138,24 +138,26 @@ class Dispatcher:
         """Where no other worker has it or may still load it, nobody can run what is parked for this model."""
         if self._workers.with_model(model) or self._workers.may_get(model):
             return
-        for work in self._parked.take(model):
+        for work in self.parked.take(model):
             fail(work, NotReady(error.text))
 
-    def model_noted(self, _worker: Worker, _message: ModelNote) -> None:
-        """The cost model learns from the batches."""
+    def model_evicted(self, _worker: Worker, _model: int) -> None:
+        """What waits for a version that no worker has any more waits for it to be loaded again."""
+        self._models.count_workers(self._workers.with_model)
+        self._park_homeless()
 
     def withdraw(self, model: ServedModel) -> None:
         """The model was unloaded by request: what waits for it is answered now, since nobody will run it."""
-        self._count_workers()
+        self._models.count_workers(self._workers.with_model)
         waiting = [self._waiting.pop(queued.item) for queued in self._batcher.forget(model.number)]
-        for work in (*waiting, *self._parked.take(model.number)):
+        for work in (*waiting, *self.parked.take(model.number)):
             fail(work, unloaded(model))
         self._models.withdraw(model.number)
 
     def batch_done(self, worker: Worker, message: BatchDone) -> None:
         """Answers back to their requests."""
         now = now_s()
-        running = self._running.done(message, now)
+        running = self.running.done(message, now)
         if running is None:
             return
         batch = running.batch
@@ -171,14 +173,12 @@ class Dispatcher:
     def worker_lost(self, worker: Worker) -> None:
         """What it held goes to another one; what waits stays, for a worker that comes back in time if need be."""
         self.lost_workers += 1
-        running = self._running.lost(worker)
+        running = self.running.lost(worker)
         suspects = {item.item for item in running.batch.items} if running is not None else set()
-        self._count_workers()
+        self._models.count_workers(self._workers.with_model)
         for entry in self._inflight.lost(worker.holder):
             self._retry(entry.job, suspect=entry.job.queued.item in suspects)
-        for work in [work for work in self._waiting.values() if not self._workers.with_model(work.model.number)]:
-            self._batcher.remove(work.queued.item)
-            self._park(work)
+        self._park_homeless()
         self.slots_back()
         self.kick()
 
@@ -186,10 +186,7 @@ class Dispatcher:
         """Called a few times a second: kill what hangs, and try workers again that could not be sent a batch."""
         self._hangs.kill(now_s(), pauses)
         self._models.tidy()
-        unreachable = [worker for worker in self._workers.workers() if not worker.reachable]
-        for worker in unreachable:
-            worker.reachable = True  # it may not have been dying after all
-        if unreachable:
+        if self._workers.try_unreachable():
             self.kick()
 
     # ------------------------------------------------------------ inside
@@ -198,18 +195,16 @@ class Dispatcher:
         if work.model.state.phase == "unloaded":  # what still comes out of the pool has nobody to run it
             fail(work, unloaded(work.model))
         elif not self._workers.with_model(work.model.number):
-            self._park(work)
+            self.parked.add(work)
         else:
             self._waiting[work.queued.item] = work
             self._batcher.add(work.queued)
 
-    def _park(self, work: Work) -> None:
-        self._waiting.pop(work.queued.item, None)
-        self._parked.add(work)
-
-    def _count_workers(self) -> None:
-        for model in self._models.values():
-            model.workers = max(1, len(self._workers.with_model(model.number)))
+    def _park_homeless(self) -> None:
+        for work in [work for work in self._waiting.values() if not self._workers.with_model(work.model.number)]:
+            self._batcher.remove(work.queued.item)
+            del self._waiting[work.queued.item]
+            self.parked.add(work)
 
     def _send_next(self, now: float) -> bool:
         if not len(self._batcher):
@@ -230,7 +225,7 @@ class Dispatcher:
             now,
             worker_idle=not self.outstanding(worker),
             expected_rows=self._expected_rows,
-            start_s=self._running.starts_s(worker, now),
+            start_s=self.running.starts_s(worker, now),
             models=models,
         )
         if batch is None:
@@ -254,7 +249,7 @@ class Dispatcher:
                 self._enqueue(work)
             return True
         expected_s = self._cost.predict(batch.key, cost_rows(batch, worker))
-        self._running.add(number, Running(batch, worker, now, expected_s))
+        self.running.add(number, Running(batch, worker, now, expected_s))
         for work in alive:
             self._inflight.add(work.queued.item, work, worker.holder, work.lease.inputs + work.lease.outputs, now)
         return True
@@ -277,6 +272,9 @@ class Dispatcher:
         entry = self._inflight.answered(answer.item)
         if entry is None:
             return 0
+        if was_given_up(entry.job, answer):
+            self._enqueue(entry.job)
+            return 0
         if entry.job.future.done():
             self.slots_back()
         return settle(entry.job, answer, done, batch.rows, self.drops)
@@ -290,7 +288,7 @@ class Dispatcher:
         number = work.queued.item
         entry = self._inflight.get(number)
         if entry is None:
-            if self._parked.pop(number) is None and self._waiting.pop(number, None) is not None:
+            if self.parked.pop(number) is None and self._waiting.pop(number, None) is not None:
                 self._batcher.remove(number)
             work.drop(self.drops, Point.BATCH)
             return

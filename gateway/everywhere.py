@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gateway.expositions import merged
-from gateway.model_control import LOAD_LIMIT_S, ModelControl
+from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
-from gateway.peers import Ask, Changes, Control, PeerGone, PeerServer, Show, Verb, ask
+from gateway.orders import Order
+from gateway.peers import Adopt, Ask, Changes, Control, Ordered, PeerGone, PeerServer, Prepare, Show, Verb, ask
 from gateway.state import ModelState
+from gateway.versions import LOAD_LIMIT_S
 from shared.errors import HeadraceError, NotReady, Overloaded, UnknownModel
 from shared.logs import get_logger
+from shared.traffic import Traffic
 
 SHOW_LIMIT_S = 1.0
 """A scrape must not wait for a gateway that hangs; one that works answers within some milliseconds."""
@@ -45,7 +48,7 @@ class Everywhere:
         self._changes: dict[str, bool] = {}
         self._caught_up = False
         self._locks = NameLocks()
-        self._orders: set[asyncio.Task[None]] = set()
+        self._orders: set[asyncio.Task[bytes]] = set()
         self._adopting: list[asyncio.Task[None]] = []
         self._own_metrics: Callable[[], bytes]
         self._own_debug: Callable[[], dict[str, Any]]
@@ -127,23 +130,57 @@ class Everywhere:
         """As `ModelControl.unload`, otherwise the same."""
         await self._order("unload", name)
 
+    def traffic(self, name: str) -> Traffic:
+        """As `ModelControl.traffic`, of this gateway."""
+        return self._control.traffic(name)
+
+    async def order(self, name: str, order: Order, by: str) -> Traffic:
+        """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too."""
+        body = await self._led(Ordered(name, order, by), lambda: self._order_here(name, order, by))
+        return msgspec.msgpack.decode(body, type=Traffic)
+
+    async def prepare(self, name: str, traffic: Traffic) -> None:
+        """Called by our own control before it writes traffic.json: the others load what that needs, too."""
+        await self._tell_others(Prepare(name, traffic))
+
+    async def adopt(self, name: str) -> None:
+        """Called by our own control after that."""
+        await self._tell_others(Adopt(name))
+
+    async def _order_here(self, name: str, order: Order, by: str) -> bytes:
+        return msgspec.msgpack.encode((await self._control.order(name, order, by, self)).without_history())
+
     async def _order(self, verb: Verb, name: str) -> None:
-        """A caller that gives up must not leave the gateways different: what has begun goes on without it."""
+        async def here() -> bytes:
+            await self._at_all(verb, name)
+            return b""
+
+        await self._led(Control(verb, name, everywhere=True), here)
+
+    async def _led(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+        """Done by the first gateway that lives: by `here` if that is this one.
+
+        A caller that gives up must not leave the gateways different: what has begun goes on without it.
+        """
         if len(self._orders) >= MAX_ORDERS:
             raise Overloaded("too many models are being loaded and unloaded", retry_after_ms=1000)
-        order = asyncio.create_task(self._ordered(verb, name))
+        order = asyncio.create_task(self._by_the_first(question, here))
         self._orders.add(order)
         order.add_done_callback(self._orders.discard)
-        await asyncio.shield(order)
+        return await asyncio.shield(order)
 
-    async def _ordered(self, verb: Verb, name: str) -> None:
+    async def _by_the_first(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         for index in range(self._index):
-            try:
-                await ask(self._sockets[index], Control(verb, name, everywhere=True), CONTROL_LIMIT_S)
-            except PeerGone:
-                continue
-            return
-        await self._at_all(verb, name)
+            with contextlib.suppress(PeerGone):
+                return await ask(self._sockets[index], question, CONTROL_LIMIT_S)
+        return await here()
+
+    async def _tell_others(self, question: Ask) -> None:
+        """Raises what the first one to refuse says; who is gone will read the files when it comes back."""
+        told = [ask(self._sockets[index], question, CONTROL_LIMIT_S) for index in self._others()]
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, PeerGone):
+                raise outcome
 
     async def _at_all(self, verb: Verb, name: str) -> None:
         failure: HeadraceError | None = None
@@ -203,6 +240,12 @@ class Everywhere:
                 await self._at_all(verb, name)
             case Control(verb=verb, model=name):
                 await self._here(verb, name)
+            case Ordered(model=name, order=order, by=by):
+                return await self._order_here(name, order, by)
+            case Prepare(model=name, traffic=traffic):
+                await self._control.prepare(name, traffic)
+            case Adopt(model=name):
+                await self._control.reconcile(name)
         return b""
 
     def _others(self) -> list[int]:

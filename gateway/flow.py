@@ -1,6 +1,7 @@
 """THE MAP: a request's life, one line a stage, each line one file away.
 
-    admit     routing.py, pieces.py      which version? valid options and inputs?
+    admit     routing.py, split.py       which version?
+              pieces.py, demand.py       valid options and inputs? loaded, or to be loaded first?
               admission.py, forecast.py  room for it? in time for its deadline?
     lease     leases.py                  slots in the arena: the credit to be decoded ahead of the worker
     prepare   pool_client.py             a pool process decodes straight into the slot
@@ -14,6 +15,7 @@ The deadline is checked at admission, before preparation (pool_client.py and the
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
 from gateway.admission import Admission
@@ -22,7 +24,7 @@ from gateway.drops import Point
 from gateway.finish import Finisher
 from gateway.forecast import Forecast, Place
 from gateway.leases import Leases
-from gateway.metrics import Metrics
+from gateway.metrics import MeasuredRequest, Metrics
 from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
@@ -36,6 +38,7 @@ from shared.errors import Code, DeadlineExceeded, HeadraceError
 from shared.pipeline import Options, RawInput
 from shared.results import Result
 
+Load: TypeAlias = Callable[[ServedModel], Awaitable[None]]
 Tasks: TypeAlias = "list[asyncio.Task[list[Result]]]"
 """The items of one input, under way."""
 
@@ -67,32 +70,53 @@ class Flow:
         self._dispatch = dispatch
         self._metrics = metrics
         self._finisher = Finisher(pool)
+        self.load: Load
+        """Waits until a version that is loaded on demand can run; set by the composition."""
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
         with self._metrics.request(request) as measured:
-            measured.model = model = self._routing.route(request.model, request.version, kind_of(request))
+            kind = kind_of(request)
+            model = self._routing.route(request.model, request.version, kind, request.routing_key, request.request_id)
+            measured.routed(model)
             options = model.pipeline.parse_options(request.options)
-            measured.pieces = pieces = pieces_of(model, request)
-            measured.rows = rows = rows_of(pieces)
-            with self._admission.admit(rows, request.nbytes, request.arrived_s):
-                admitted_s = now_s()
-                place = Place(request.priority, request.deadline_s)
-                promise = self._forecast.check(model, rows, request.deadline_s - admitted_s, place)
-                measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
-                request.times.version = model.version
-                request.times.admit_s = admitted_s - request.arrived_s
-                try:
-                    async with asyncio.timeout_at(request.deadline_s):
-                        results = await self._all(model, pieces, request, options, terms)
-                except (TimeoutError, DeadlineExceeded, asyncio.CancelledError) as error:
-                    if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
-                        self._forecast.missed(model, promise)
-                    if isinstance(error, TimeoutError):
-                        raise DeadlineExceeded("the deadline passed before the answer was ready") from None
-                    raise
-                self._forecast.answered(model, promise, now_s() - admitted_s)
+            request.times.version = model.version
+            results = await self._computed(model, request, options, measured)
             return Answer(model.name, model.version, results)
+
+    async def _computed(
+        self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest
+    ) -> list[Result | HeadraceError]:
+        """From the door to the results."""
+        measured.pieces = pieces = pieces_of(model, request)
+        measured.rows = rows = rows_of(pieces)
+        with self._admission.admit(rows, request.nbytes, request.arrived_s):
+            if model.waits_for_load:
+                await self._loaded(model, request.deadline_s)
+            admitted_s = now_s()
+            place = Place(request.priority, request.deadline_s)
+            promise = self._forecast.check(model, rows, request.deadline_s - admitted_s, place)
+            measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
+            request.times.admit_s = admitted_s - request.arrived_s
+            try:
+                async with asyncio.timeout_at(request.deadline_s):
+                    results = await self._all(model, pieces, request, options, terms)
+            except (TimeoutError, DeadlineExceeded, asyncio.CancelledError) as error:
+                if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
+                    self._forecast.missed(model, promise)
+                if isinstance(error, TimeoutError):
+                    raise DeadlineExceeded("the deadline passed before the answer was ready") from None
+                raise
+            self._forecast.answered(model, promise, now_s() - admitted_s)
+        return results
+
+    async def _loaded(self, model: ServedModel, deadline_s: float) -> None:
+        """Wait for a version that is loaded on demand. Raises NotReady, DeadlineExceeded."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self.load(model)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed while the model was loaded") from None
 
     async def _all(
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms

@@ -174,12 +174,19 @@ class MeasuredRequest:
         self.terms: Terms | None = None
         """Once it is admitted."""
 
+    def routed(self, model: "ServedModel") -> None:
+        """Who is to answer it; from here on the version is kept for this request."""
+        self.model = model
+        model.requests += 1
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.model is not None:
+            self.model.requests -= 1
         name = self.model.name if self.model else self._metrics.known(self._request.model)
         of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name)
         outcome = self._outcome(error)

@@ -1,118 +1,301 @@
-"""Loading and unloading of models by request, while everything else is served. Lives on the event loop."""
+"""Which versions of which models are served: what traffic.json and model.yaml say, and what was ordered since.
+
+A newer version, or a newer model.yaml, is loaded and proven beside the one that answers; only then the pointer in
+`routing` moves. What can't be loaded changes nothing. Lives on the event loop.
+"""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
-from gateway.build import served_model
-from gateway.dispatch import Dispatcher
 from gateway.name_locks import NameLocks
-from gateway.pool_client import PoolClient
-from gateway.readiness import Readiness
+from gateway.orders import Order, applied
 from gateway.routing import Routing
 from gateway.served import ServedModel
-from gateway.state import ModelState
-from gateway.worker_client import WorkerClient
-from shared.errors import HeadraceError, NotReady, StartupError, UnknownModel
+from gateway.split import Split
+from gateway.state import ModelState, Role
+from gateway.versions import Versions
+from shared.errors import HeadraceError, NotReady, StartupError, UnknownModel, UnknownVersion
 from shared.logs import get_logger
-from shared.messages import LoadModel, OpenPipeline
+from shared.model_config import config_bytes, revision_of
 from shared.repository import Repository
+from shared.repository_writer import change_traffic, now_utc
 from shared.settings import Settings
+from shared.traffic import Traffic
 
 log = get_logger()
 
-LOAD_LIMIT_S = 120.0
-"""How long a load request waits for the proof; the load itself goes on. Large models on cold disks take a minute."""
+
+class InForce(NamedTuple):
+    """What a model is served by."""
+
+    traffic: Traffic
+    config: bytes
+    """model.yaml."""
+
+
+class Others(Protocol):
+    """The other gateways of this server."""
+
+    def prepare(self, name: str, traffic: Traffic) -> Awaitable[None]:
+        """Have every one of them load and prove what this traffic needs. Raises HeadraceError."""
+
+    def adopt(self, name: str) -> Awaitable[None]:
+        """Let them read traffic.json and model.yaml again."""
+
+
+class Nobody:
+    """There are no other gateways."""
+
+    async def prepare(self, name: str, traffic: Traffic) -> None:
+        """Nobody to ask."""
+
+    async def adopt(self, name: str) -> None:
+        """Nobody to tell."""
 
 
 class ModelControl:
-    """Puts models into service and takes them out; used by the start and by the repository RPCs."""
+    """Puts models and versions into service and takes them out, one order after another for each model."""
 
-    def __init__(
-        self, settings: Settings, routing: Routing, dispatch: Dispatcher, pool: PoolClient, workers: WorkerClient
-    ) -> None:
+    def __init__(self, settings: Settings, routing: Routing, versions: Versions) -> None:
         self._settings = settings
         self._routing = routing
-        self._dispatch = dispatch
-        self._pool = pool
-        self._workers = workers
-        self._readiness: Readiness
+        self._versions = versions
         self._locks = NameLocks()
-        self._next_number = 1 + max((model.number for model in routing.models()), default=0)
+        self._in_force: dict[str, InForce] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called after the traffic of a model has changed."""
 
-    def connect(self, readiness: Readiness) -> None:
-        """Who keeps the models' phases."""
-        self._readiness = readiness
+    def start(self, models: list[ServedModel]) -> None:
+        """Serve these, which routing points to already. Their canaries and standbys follow by `reconcile`."""
+        for model in models:
+            self._versions.serve(model)
+            self._in_force[model.name] = InForce(Traffic(current=model.version), model.config)
+
+    # ------------------------------------------------------------ shown
 
     def index(self) -> list[ModelState]:
-        """All models that are served, or were until they were unloaded."""
+        """All versions that are served, and models that were until they were unloaded."""
         return self._routing.states()
 
-    def serve(self, model: ServedModel) -> None:
-        """Let every present and future process of ours know this model."""
-        self._dispatch.configure(model)
-        self._pool.open(OpenPipeline(model.number, model.name, model.version, model.config))
-        self._workers.serve(LoadModel(model.number, model.name, model.version, model.config, model.pinned))
+    def traffic(self, name: str) -> Traffic:
+        """What is in force. Raises UnknownModel."""
+        return self._known(name).traffic
+
+    def names(self) -> list[str]:
+        """Models that are served."""
+        return list(self._in_force)
+
+    # ------------------------------------------------------------ ordered
 
     async def load(self, name: str) -> None:
-        """Serve a model of the repository at its current version and wait until it has answered a real batch.
+        """Serve a model as traffic.json and model.yaml say now, and wait until it has answered a real batch.
 
-        Nothing to do for one that is served already. Raises UnknownModel when the repository has none of that name,
-        NotReady when it can't be loaded.
+        Raises UnknownModel when the repository has none of that name, NotReady when it can't be loaded; a version
+        that is served already goes on.
         """
         async with self._locks.held(name):
-            model = self._find(name)
-            if model is None or model.state.phase == "unloaded":
-                model = await self._from_repository(name, model)
-                self._routing.add(model)
-                self._readiness.wanted(model)
-                self.serve(model)
-        await self._settled(model)
+            wanted = await self._wanted(name)
+            await self._serve(name, wanted)
+        split = self._routing.split(name)
+        if split is not None:
+            if split.current.state.phase in {"failed", "on_demand"}:
+                self._versions.again(split.current)
+            await self._versions.settled(split.current)
 
     async def unload(self, name: str) -> None:
         """Take a model out of service: requests are refused with NOT_FOUND, workers give its memory back.
 
         Raises UnknownModel.
         """
-        model = self._find(name)
-        if model is None:
+        split = self._routing.split(name)
+        if split is None:
             raise UnknownModel(f"model {name[:100]!r} is not served")
-        self._readiness.unloaded(model)
-        self._workers.forget(model.number)
-        self._dispatch.withdraw(model)
+        for model in self._routing.of(name):
+            if model is split.current:
+                self._versions.withdraw(model)
+            else:
+                self._versions.let_go(model)
+        self._routing.point(Split(split.current))
+        self._in_force.pop(name, None)
+        self.changed()
 
-    def _find(self, name: str) -> ServedModel | None:
-        return next((model for model in self._routing.models() if model.name == name), None)
+    async def order(self, name: str, order: Order, by: str, others: Others | None = None) -> Traffic:
+        """Change a model's traffic: load and prove what it needs, write traffic.json, move the pointer.
 
-    async def _from_repository(self, name: str, before: ServedModel | None) -> ServedModel:
-        """The model at its current version; the one `before` when that is still current."""
-        number, self._next_number = self._next_number, self._next_number + 1
+        Raises UnknownModel, UnknownVersion, Conflict, InvalidOption, NotReady; then everything is as before.
+        """
+        others = others or Nobody()
+        at = now_utc()
+        async with self._locks.held(name):
+            known = self._known(name)
+            wanted = await self._wanted(name)
+            after = applied(wanted.traffic, order, at, by)
+            if after is wanted.traffic:
+                return after
+            await self._check_there(name, after)
+            found = await self._prepare(name, InForce(after, known.config))
+            await others.prepare(name, after.without_history())
+            after = await self._written(name, lambda disk: applied(disk, order, at, by))
+            self._switch(name, InForce(after, known.config), found)
+        await others.adopt(name)
+        return after
+
+    async def prepare(self, name: str, traffic: Traffic) -> None:
+        """Load and prove what this traffic needs, beside what answers. Raises as `order`."""
+        async with self._locks.held(name):
+            await self._prepare(name, InForce(traffic, self._known(name).config))
+
+    async def reconcile(self, name: str) -> None:
+        """Serve what traffic.json and model.yaml say now; what can't be is noted with the version that goes on."""
+        async with self._locks.held(name):
+            if name not in self._in_force:
+                return
+            try:
+                await self._serve(name, await self._wanted(name))
+            except (HeadraceError, StartupError) as error:
+                self._refused(name, error.text)
+
+    # ------------------------------------------------------------ inside
+
+    def _known(self, name: str) -> InForce:
         try:
-            model = await asyncio.to_thread(self._read, number, name)  # disk, and a user's constructor
-        except HeadraceError:
-            raise
+            return self._in_force[name]
+        except KeyError:
+            raise UnknownModel(f"model {name[:100]!r} is not served") from None
+
+    async def _wanted(self, name: str) -> InForce:
+        """What the disk says. Raises UnknownModel, UnknownVersion, NotReady."""
+        try:
+            return await asyncio.to_thread(self._read, name)
         except StartupError as error:
             raise NotReady(f"model {name[:100]!r} can't be loaded: {error.text}") from error
-        except Exception as error:
-            log.exception("model can't be described", model=name)
-            raise NotReady(
-                f"model {name[:100]!r} can't be loaded: its pipeline raised {type(error).__name__}"
-            ) from error
-        return before if before is not None and before.version == model.version else model
 
-    def _read(self, number: int, name: str) -> ServedModel:
-        return served_model(Repository(self._settings.repository), self._settings, number, name)
+    def _read(self, name: str) -> InForce:
+        repository = Repository(self._settings.repository)
+        current = repository.current(name)
+        traffic = repository.traffic(name)
+        if not traffic.current:
+            traffic = Traffic(current=current)
+        return InForce(traffic, config_bytes(self._settings.repository / name))
 
-    async def _settled(self, model: ServedModel) -> None:
-        """Wait until the model is ready or has failed."""
-        changed = asyncio.Event()
-        self._readiness.subscribe(changed.set)
+    async def _written(self, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
         try:
-            async with asyncio.timeout(LOAD_LIMIT_S):
-                while model.state.phase not in {"ready", "failed", "unloaded"}:
-                    changed.clear()
-                    await changed.wait()
-        except TimeoutError:
-            raise NotReady(f"model {model.name!r} is still loading: {model.state.reason}") from None
-        finally:
-            self._readiness.unsubscribe(changed.set)
-        if model.state.phase != "ready":
-            raise NotReady(f"model {model.name!r} can't be loaded: {model.state.reason}")
+            return await asyncio.to_thread(change_traffic, self._settings.repository, name, change)
+        except StartupError as error:  # the disk refuses
+            raise NotReady(error.text) from error
+
+    async def _check_there(self, name: str, traffic: Traffic) -> None:
+        """Versions that callers name must exist; a standby that was removed is nobody's mistake."""
+        there = await asyncio.to_thread(lambda: Repository(self._settings.repository).versions(name))
+        named = [traffic.current, *([traffic.canary.version] if traffic.canary is not None else [])]
+        for version in named:
+            if version not in there:
+                raise UnknownVersion(f"model {name[:100]!r} has no version {version[:100]!r}")
+
+    async def _serve(self, name: str, wanted: InForce) -> None:
+        before = self._in_force.get(name)
+        same = before is not None and before.config == wanted.config
+        if same and before is not None and before.traffic == wanted.traffic and self._all_there(name, wanted.traffic):
+            return
+        if before is None:  # not served, or not since it was unloaded: there is nothing that could go on meanwhile
+            await self._serve_anew(name, wanted)
+        found = await self._prepare(name, wanted)
+        self._switch(name, wanted, found)
+
+    def _all_there(self, name: str, traffic: Traffic) -> bool:
+        there = {model.version for model in self._routing.of(name) if model.state.role != "retiring"}
+        return there >= set(traffic.wanted())
+
+    async def _serve_anew(self, name: str, wanted: InForce) -> None:
+        model = await self._versions.read(name, wanted.traffic.current, wanted.config)
+        for gone in self._routing.of(name):  # unloaded before
+            self._versions.let_go(gone)
+        self._versions.start(model)
+        self._versions.keep(model)
+        model.state.role = "current"
+        self._routing.point(Split(model))
+        self._in_force[name] = InForce(Traffic(current=model.version), wanted.config)
+
+    async def _prepare(self, name: str, wanted: InForce) -> dict[str, ServedModel]:
+        """Everything that it needs, by version: up and proven. Raises HeadraceError, leaving nothing new behind."""
+        revision = revision_of(wanted.config)
+        found: dict[str, ServedModel] = {}
+        new: list[ServedModel] = []
+        try:
+            for version in wanted.traffic.wanted():
+                model = self._existing(name, version, revision)
+                if model is None:
+                    model = await self._brought_up(name, version, wanted)
+                    if model is None:
+                        continue
+                    new.append(model)
+                found[version] = model
+        except BaseException:
+            for model in new:
+                self._versions.let_go(model)
+            raise
+        return found
+
+    async def _brought_up(self, name: str, version: str, wanted: InForce) -> ServedModel | None:
+        """None for a standby that can't be had: nobody is answered by it."""
+        try:
+            return await self._versions.bring_up(name, version, wanted.config)
+        except HeadraceError as error:
+            canary = wanted.traffic.canary
+            if version == wanted.traffic.current or (canary is not None and version == canary.version):
+                raise
+            log.warning("no hot standby", model=name, version=version, reason=error.text)
+            return None
+
+    def _existing(self, name: str, version: str, revision: str) -> ServedModel | None:
+        for model in self._routing.of(name):
+            usable = model.state.role != "retiring" and model.state.phase != "unloaded"
+            if usable and (model.version, model.revision) == (version, revision):
+                return model
+        return None
+
+    def _switch(self, name: str, wanted: InForce, found: dict[str, ServedModel]) -> None:
+        """Move the pointer. What is not needed any more finishes what it has, and is let go."""
+        traffic, canary = wanted.traffic, wanted.traffic.canary
+        current = found[traffic.current]
+        self._routing.point(
+            Split(current)
+            if canary is None
+            else Split(current, found[canary.version], canary.percent, canary.by, canary.shadow)
+        )
+        kept = {model.number for model in found.values()}
+        for model in self._routing.of(name):
+            if model.number in kept:
+                self._versions.keep(model)
+                model.state.role, model.state.refused = _role(traffic, model.version), ""
+            else:
+                self._versions.retire(model)
+        before = self._in_force.get(name)
+        self._in_force[name] = wanted
+        if before is not None and before.traffic.without_history() != traffic.without_history():
+            log.info("traffic", model=name, **_told(traffic))
+        self.changed()
+
+    def _refused(self, name: str, reason: str) -> None:
+        split = self._routing.split(name)
+        if split is not None and split.current.state.refused != reason:
+            split.current.state.refused = reason
+            log.error("not applied", model=name, version=split.current.version, reason=reason)
+            self.changed()
+
+
+def _role(traffic: Traffic, version: str) -> Role:
+    if version == traffic.current:
+        return "current"
+    if traffic.canary is not None and version == traffic.canary.version:
+        return "shadow" if traffic.canary.shadow else "canary"
+    return "standby"
+
+
+def _told(traffic: Traffic) -> dict[str, object]:
+    canary = traffic.canary
+    told: dict[str, object] = {"current": traffic.current, "standby": traffic.standby}
+    if canary is not None:
+        told |= {"shadow" if canary.shadow else "canary": canary.version, "percent": canary.percent}
+    return told

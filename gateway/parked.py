@@ -1,7 +1,9 @@
 """Prepared items whose model no worker has now: they wait for one to load it, or to come back, up to a limit."""
 
 import asyncio
+from collections.abc import Callable
 
+from gateway.served import ServedModel
 from gateway.work import Work, fail
 from shared.errors import ProcessLost
 
@@ -13,12 +15,15 @@ class Parked:
         """`limit_s` is `worker.return_limit_ms`: what has waited for that long in one go is answered: ProcessLost."""
         self._limit_s = limit_s
         self._works: dict[int, tuple[Work, asyncio.TimerHandle]] = {}
+        self.wanted: Callable[[ServedModel], None] = lambda _model: None
+        """Told of the version of everything that begins to wait here: it may have to be loaded."""
 
     def add(self, work: Work) -> None:
         """Let an item wait."""
         number = work.queued.item
         timer = asyncio.get_running_loop().call_later(self._limit_s, self._expire, number)
         self._works[number] = work, timer
+        self.wanted(work.model)
 
     def pop(self, number: int) -> Work | None:
         """Take one item out; None when it does not wait here."""

@@ -14,10 +14,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from gateway.orders import Order
 from shared.errors import HeadraceError, InternalFault, rebuild
 from shared.handover import peer_of
 from shared.logs import get_logger
 from shared.messages import Failure
+from shared.traffic import Traffic
 
 _LENGTH = 4
 _MAX_BYTES = 64 * 1024 * 1024
@@ -56,7 +58,28 @@ class Changes(msgspec.Struct, tag="changes"):
     """What has been loaded and unloaded by request so far? Answered with a map: model → whether it is loaded."""
 
 
-Ask: TypeAlias = Show | Control | Changes
+class Ordered(msgspec.Struct, tag="order"):
+    """Change a model's traffic, at all gateways. Answered with the new traffic, without its history."""
+
+    model: str
+    order: Order
+    by: str
+
+
+class Prepare(msgspec.Struct, tag="prepare"):
+    """Load and prove what this traffic needs, at yours; it is about to be written."""
+
+    model: str
+    traffic: Traffic
+
+
+class Adopt(msgspec.Struct, tag="adopt"):
+    """Read the model's traffic.json and model.yaml again, at yours."""
+
+    model: str
+
+
+Ask: TypeAlias = Show | Control | Changes | Ordered | Prepare | Adopt
 
 
 class Answer(msgspec.Struct):

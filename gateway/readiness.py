@@ -13,17 +13,19 @@ from gateway.request import PROOF_PRIORITY, StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.state import ModelState, Phase
-from gateway.worker_client import Worker
+from gateway.worker_client import Worker, WorkerEvents
 from shared.clock import now_s
 from shared.errors import HeadraceError, InternalFault
 from shared.logs import get_logger
-from shared.messages import BatchDone, ModelLoaded, ModelNote
+from shared.messages import ModelLoaded, ModelNote
 
 log = get_logger()
 
 PROVE_EVERY_S = 5.0
 PROVE_AGAIN_S = 300.0
 """At the latest; a failed proof is tried again after 5, 10, 20 … s, since it may cost a pool process each time."""
+TRY_AGAIN_S = 10.0
+"""A version that is loaded on demand and could not be, for want of memory say, may be asked for again."""
 PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung one is ended by worker.hang_limit_ms
 
 
@@ -45,7 +47,7 @@ class _OnWorker:
         self.loaded.discard(model)
 
 
-class Readiness:
+class Readiness(WorkerEvents):
     """Implements `gateway.state.ServerState` and the worker events; lives on the event loop."""
 
     def __init__(self, routing: Routing, expected_workers: int = 1) -> None:
@@ -60,9 +62,13 @@ class Readiness:
         self._proving: dict[int, asyncio.Task[None]] = {}
         self._pipelines_open: set[int] = set()
         self._failures: dict[int, int] = {}
+        self._failed_s: dict[int, float] = {}
+        """When loading last failed for good."""
         self._refused: dict[int, str] = {}
         """Models whose pipeline can't be built, and why: no worker's message changes that."""
         self._draining = False
+        self.greeted: Callable[[], None] = lambda: None
+        """Called after a worker has come."""
 
     def connect(self, flow: Flow, describe: Callable[[], dict[str, Any]]) -> None:
         """The flow that proofs go through; `describe` gives the parts of `/debug` that other objects know."""
@@ -76,11 +82,11 @@ class Readiness:
         return self._routing.states()
 
     def not_ready_reason(self) -> str | None:
-        """None when every served model can answer a request now; otherwise one sentence."""
+        """None when every served model can answer a request; otherwise one sentence. Only current versions count."""
         if self._draining:
             return "the server is stopping"
         for state in self.models():
-            if state.phase not in {"ready", "unloaded"}:
+            if state.role == "current" and state.phase not in {"ready", "unloaded", "on_demand"}:
                 return f"model {state.name!r} is not ready: {state.reason}"
         return None
 
@@ -102,7 +108,7 @@ class Readiness:
     def drain(self) -> None:
         """The server takes no new work: not ready from now on."""
         self._draining = True
-        self._notify()
+        self.notify()
 
     def pipeline_opened(self, number: int, failure: HeadraceError | None) -> None:
         """A pool process built the model's pipeline, or can't."""
@@ -123,7 +129,8 @@ class Readiness:
         self._seen.add(worker.name)
         for model in self._routing.models():
             if model.state.phase != "unloaded" and not self._loaded_somewhere(model):
-                self._set(model, "loading", _LOADING)
+                self._without_worker(model)
+        self.greeted()
 
     def model_loaded(self, worker: Worker, message: ModelLoaded) -> None:
         """Loaded and warm; not ready before a batch has come back."""
@@ -134,7 +141,7 @@ class Readiness:
         model.state.precision = message.precision
         model.state.row_cap = message.row_cap
         model.state.memory_bytes = message.memory_bytes
-        model.state.load_s = message.load_s
+        model.state.load_s, model.state.stages_s = message.load_s, message.stages_s
         if model.state.phase != "ready":
             self._set(model, "proving", "a first batch is on its way")
             self._maybe_prove(model)
@@ -148,6 +155,15 @@ class Readiness:
         here = all(model in on_worker.failed for on_worker in self._workers.values())
         hopeless = here and len(self._seen) >= self._expected_workers
         self._set(failed, "failed" if hopeless else "loading", error.text)
+        if hopeless:
+            self._failed_s[model] = now_s()
+
+    def model_evicted(self, worker: Worker, model: int) -> None:
+        """A version that is loaded on demand made room for another one."""
+        self._workers.setdefault(worker.identity, _OnWorker()).forget(model)
+        evicted = self._model(model)
+        if evicted is not None and evicted.state.phase != "unloaded" and not self._loaded_somewhere(evicted):
+            self._set(evicted, "on_demand", ON_DEMAND)
 
     def model_noted(self, _worker: Worker, message: ModelNote) -> None:
         """How the model runs now; with several workers, on the one that spoke last."""
@@ -155,34 +171,50 @@ class Readiness:
         if model is not None:
             model.state.precision, model.state.row_cap = message.precision, message.row_cap
 
-    def batch_done(self, _worker: Worker, _message: BatchDone) -> None:
-        """The dispatcher notes when a model was last proven."""
-
     def worker_lost(self, worker: Worker) -> None:
         """Models that no other worker has are not ready."""
         self._workers.pop(worker.identity, None)
         for model in self._routing.models():
             if model.state.phase != "unloaded" and not self._loaded_somewhere(model):
-                others = bool(self._workers)
-                self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
+                self._without_worker(model)
 
-    def unloaded(self, model: ServedModel) -> None:
-        """The model was taken out of service by request; that does not make the server not ready."""
+    def unloaded(self, model: ServedModel, reason: str) -> None:
+        """The version was taken out of service; that does not make the server not ready."""
         for on_worker in self._workers.values():
             on_worker.forget(model.number)
-        self._set(model, "unloaded", "it was unloaded by request")
+        self._set(model, "unloaded", reason)
 
     def wanted(self, model: ServedModel) -> None:
-        """The model was asked back into service: as after a worker's greeting."""
+        """The version is to be loaded."""
         others = bool(self._workers)
         self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
+
+    def forget(self, number: int) -> None:
+        """The version is gone for good."""
+        self._pipelines_open.discard(number)
+        self._failures.pop(number, None)
+        self._failed_s.pop(number, None)
+        self._refused.pop(number, None)
+
+    def _without_worker(self, model: ServedModel) -> None:
+        """No worker has it: pinned versions are being loaded, the others will be when somebody asks."""
+        if model.pinned or not self._workers:
+            self.wanted(model)
+        else:
+            self._set(model, "on_demand", ON_DEMAND)
 
     def tick(self) -> None:
         """Called a few times a second: prove again what has been silent for long."""
         now = now_s()
         for model in self._routing.models():
-            if model.state.phase == "ready" and now - model.proven_s > PROVE_EVERY_S:
+            # One that may be given up is not kept in use by proofs: it was proven when it was loaded.
+            if model.state.phase == "ready" and model.pinned and now - model.proven_s > PROVE_EVERY_S:
                 self._maybe_prove(model)
+        for number in [number for number, since_s in self._failed_s.items() if now - since_s > TRY_AGAIN_S]:
+            del self._failed_s[number]
+            model_ = self._model(number)
+            if model_ is not None and not model_.pinned and model_.state.phase == "failed":
+                self._without_worker(model_)
 
     # ------------------------------------------------------------ proofs
 
@@ -231,7 +263,7 @@ class Readiness:
         return any(model.number in on_worker.loaded for on_worker in self._workers.values())
 
     def _model(self, number: int) -> ServedModel | None:
-        return next((model for model in self._routing.models() if model.number == number), None)
+        return self._routing.get(number)
 
     def _set(self, model: ServedModel, phase: Phase, reason: str) -> None:
         state = model.state
@@ -241,12 +273,14 @@ class Readiness:
             return
         log.info("model state", model=model.name, version=model.version, phase=phase, reason=reason)
         state.phase, state.reason = phase, reason
-        self._notify()
+        self.notify()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Tell everybody who has subscribed that something has changed."""
         for changed in list(self._changed):
             changed()
 
 
 NO_WORKER = "no worker is connected yet (`headrace serve` starts one, `make run-worker` too)"
 _LOADING = "a worker is loading it"
+ON_DEMAND = "the next request loads it"

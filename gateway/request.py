@@ -81,6 +81,10 @@ class Request(msgspec.Struct):
     nbytes: int
     """Payload bytes of all inputs."""
     partial_results: bool = False
+    routing_key: str = ""
+    """Requests with the same one go to the same version while a canary has a share; empty: by request id."""
+    reuse: bool = True
+    """False: computed anew, whatever the caches hold."""
     priority: int = DEFAULT_PRIORITY
     """Smaller goes first wherever work waits; it does not interrupt what runs."""
     unreadable: dict[int, HeadraceError] = {}

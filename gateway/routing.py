@@ -1,8 +1,9 @@
-"""Which served model version a request goes to. Pure: no asyncio, no clock."""
+"""Which version of which model a request goes to. Pure: no asyncio, no clock."""
 
 from collections.abc import Iterable, Iterator
 
 from gateway.served import ServedModel
+from gateway.split import Split
 from gateway.state import ModelState, Phase
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
 from shared.pipeline import Kind
@@ -19,60 +20,107 @@ RETRY_MS: dict[Phase, int] = {
 
 
 class Routing:
-    """Served models by name; one version each, until traffic shares make it several."""
+    """The served versions by number, and by model's name who of them answers whom."""
 
     def __init__(self, models: Iterable[ServedModel], broken: Iterable[ModelState] = ()) -> None:
-        """`broken`: models that are configured and can't be served, with the reason."""
-        self._by_name = {model.name: model for model in models}
+        """`models`: the current versions. `broken`: models that are configured and can't be served, with the reason."""
+        self._models: dict[int, ServedModel] = {}
+        self._splits: dict[str, Split[ServedModel]] = {}
         self._broken = {state.name: state for state in broken}
+        for model in models:
+            self.add(model)
+            self.point(Split(model))
 
     def add(self, model: ServedModel) -> None:
-        """Serve one more model."""
-        self._broken.pop(model.name, None)
-        self._by_name[model.name] = model
+        """Know one more version; nobody is sent to it yet, but who asks for it by its hash."""
+        self._models[model.number] = model
+
+    def point(self, split: "Split[ServedModel]") -> None:
+        """From now on this is who answers a model's requests."""
+        self._broken.pop(split.current.name, None)
+        self._splits[split.current.name] = split
+
+    def remove(self, model: ServedModel) -> None:
+        """Forget a version that answers nobody any more."""
+        self._models.pop(model.number, None)
+        split = self._splits.get(model.name)
+        if split is not None and split.current is model:
+            del self._splits[model.name]
 
     def states(self) -> list[ModelState]:
-        """All models, those that can't be served included."""
-        return [*(model.state for model in self._by_name.values()), *self._broken.values()]
+        """All versions, and models that can't be served."""
+        return [*(model.state for model in self._models.values()), *self._broken.values()]
 
     def models(self) -> Iterable[ServedModel]:
-        """All served models."""
-        return self._by_name.values()
+        """All versions, also those that answer nobody yet, or no more."""
+        return self._models.values()
+
+    def get(self, number: int) -> ServedModel | None:
+        """One version by its number."""
+        return self._models.get(number)
+
+    def of(self, name: str) -> list[ServedModel]:
+        """All versions of one model."""
+        return [model for model in self._models.values() if model.name == name]
+
+    def split(self, name: str) -> "Split[ServedModel] | None":
+        """Who answers a model's requests; None for a model that is not served."""
+        return self._splits.get(name)
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._by_name.values())
+        return iter(self._models.values())
 
-    def route(self, name: str, version: str, kind: Kind) -> ServedModel:
-        """The model for a request; without a name, the only one that takes this kind of input.
+    def route(self, name: str, version: str, kind: Kind, key: str = "", request_id: str = "") -> ServedModel:
+        """The version for a request; without a name, of the only model that takes this kind of input.
 
-        Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now.
+        `key`: the request's routing key. Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now.
         """
-        model = self._named(name) if name else self._only(kind)
-        if version and version != model.version:
-            raise UnknownVersion(
-                f"version {version[:100]!r} of model {model.name!r} is not served; its version is {model.version}"
-            )
-        if model.state.phase == "unloaded":
-            raise UnknownModel(f"model {model.name!r} has no loaded version; load it first")
+        split = self._named(name) if name else self._only(kind)
+        if version:
+            model = self._version(split, version)
+        elif split.canary is None:
+            model = split.current
+        else:
+            model = split.answers(split.key(key, request_id))
         if model.state.phase != "ready":
-            raise NotReady(
-                f"model {model.name!r} is not ready: {model.state.reason}", retry_after_ms=RETRY_MS[model.state.phase]
-            )
+            _refuse_unready(model)
         return model
 
-    def _only(self, kind: Kind) -> ServedModel:
-        fitting = [model for model in self._by_name.values() if model.spec.kind == kind]
+    def _version(self, split: "Split[ServedModel]", version: str) -> ServedModel:
+        if version == split.current.version:
+            return split.current
+        name = split.current.name
+        known = [model for model in self.of(name) if model.state.role != "retiring"]
+        for model in known:
+            if model.version == version:
+                return model
+        versions = ", ".join(dict.fromkeys(model.version for model in known))
+        served = f"its version is {versions}" if len(known) == 1 else f"its versions are {versions}"
+        raise UnknownVersion(f"version {version[:100]!r} of model {name!r} is not served; {served}")
+
+    def _only(self, kind: Kind) -> "Split[ServedModel]":
+        fitting = [split for split in self._splits.values() if split.current.spec.kind == kind]
         if len(fitting) == 1:
             return fitting[0]
-        names = ", ".join(model.name for model in fitting or self._by_name.values())
+        names = ", ".join(split.current.name for split in fitting or self._splits.values())
         many = f"several take {kind}" if fitting else f"none takes {kind}"
         raise InvalidInput(f"model is empty and of the served models {many}: {names}"[:500])
 
-    def _named(self, name: str) -> ServedModel:
+    def _named(self, name: str) -> "Split[ServedModel]":
         try:
-            return self._by_name[name]
+            return self._splits[name]
         except KeyError:
             if name in self._broken:
                 reason = self._broken[name].reason
                 raise NotReady(f"model {name!r} can't be served: {reason}", retry_after_ms=RETRY_MS["failed"]) from None
             raise UnknownModel(f"model {name[:100]!r} is not served") from None
+
+
+def _refuse_unready(model: ServedModel) -> None:
+    """Raise what says why a version can't answer now; nothing for one that the request itself brings back."""
+    phase = model.state.phase
+    if phase == "unloaded":
+        raise UnknownModel(f"model {model.name!r} has no loaded version; load it first")
+    if model.waits_for_load:
+        return
+    raise NotReady(f"model {model.name!r} is not ready: {model.state.reason}", retry_after_ms=RETRY_MS[phase])

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 
 from gateway.batcher import BatchLimits
 from gateway.served import ServedModel
-from gateway.worker_client import Worker
-from shared.errors import HeadraceError
-from shared.messages import BatchDone, ModelLoaded, ModelNote
+from gateway.worker_client import Worker, WorkerEvents
+from shared.messages import ModelLoaded, ModelNote
 
 
-class RowCaps:
+class RowCaps(WorkerEvents):
     """Implements the worker events; lives on the event loop. Of several workers the smallest cap counts."""
 
     def __init__(self, models: Callable[[], Iterable[ServedModel]], configure: Callable[[ServedModel], None]) -> None:
@@ -32,19 +31,15 @@ class RowCaps:
         """It has learned a cap."""
         self._learn(worker, message.model, message.row_cap)
 
-    def model_failed(self, worker: Worker, model: int, error: HeadraceError) -> None:
-        """Nothing to learn."""
-
-    def batch_done(self, worker: Worker, message: BatchDone) -> None:
-        """Nothing to learn."""
-
-    def worker_greeted(self, worker: Worker) -> None:
-        """Nothing to learn yet."""
-
     def worker_lost(self, worker: Worker) -> None:
         """The one that comes in its place begins anew."""
         for model in [model for model, caps in self._caps.items() if worker.identity in caps]:
             self._learn(worker, model, None)
+
+    def forget(self, number: int) -> None:
+        """The version is gone for good."""
+        self._caps.pop(number, None)
+        self._whole.pop(number, None)
 
     def _learn(self, worker: Worker, number: int, rows: int | None) -> None:
         caps = self._caps.setdefault(number, {})

@@ -64,7 +64,7 @@ class Announcement:
 
 def is_settled(state: ServerState) -> bool:
     """Whether each model is ready, has failed, or was unloaded while it was not."""
-    return all(model.phase in {"ready", "failed", "unloaded"} for model in state.models())
+    return all(model.phase in {"ready", "failed", "unloaded", "on_demand"} for model in state.models())
 
 
 async def until_settled(state: ServerState, stop: StopSignal, tick: Callable[[], None]) -> None:

@@ -1,12 +1,13 @@
 """One served model version, as the gateway knows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import NamedTuple
 
 from gateway.batcher import BatchLimits
 from gateway.book import Book
 from gateway.state import ModelState
 from shared.errors import Code
+from shared.model_config import revision_of
 from shared.pipeline import Options, Pipeline, RawInput
 from shared.tensors import TensorSpec
 
@@ -53,10 +54,14 @@ class ServedModel:
         self.number = number
         self.state = state
         self.pipeline = pipeline
+        self.requests = 0
+        """Sent to this version and not answered yet."""
         self.config = b""
         """model.yaml as it was read for this version: pool and workers are to have no other."""
         self.pinned = True
         """Whether a worker keeps it whatever else is to be loaded."""
+        self.cached = True
+        """Whether its answers may be kept: `cache` of model.yaml."""
         self.spec = pipeline.spec
         self.limits = limits
         self.has_buckets = any(size < 0 for spec in self.spec.inputs for size in spec.shape)
@@ -82,6 +87,16 @@ class ServedModel:
     def name(self) -> str:
         """The model's name."""
         return self.state.name
+
+    @property
+    def revision(self) -> str:
+        """Which content of model.yaml it runs with."""
+        return revision_of(self.config)
+
+    @property
+    def waits_for_load(self) -> bool:
+        """Whether requests wait while it is loaded, since it is loaded for them."""
+        return not self.pinned and self.state.phase in {"on_demand", "loading", "proving"}
 
     @property
     def max_rows(self) -> int:
@@ -156,6 +171,11 @@ class Models(dict[int, ServedModel]):
         """A model is served, perhaps again."""
         self[model.number] = model
         self._withdrawn.discard(model.number)
+
+    def count_workers(self, with_model: Callable[[int], Sized]) -> None:
+        """Who has loaded what has changed."""
+        for model in self.values():
+            model.workers = max(1, len(with_model(model.number)))
 
     def withdraw(self, number: int) -> None:
         """It is served no more."""

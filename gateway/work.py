@@ -120,6 +120,16 @@ def set_apart(works: list[Work]) -> list[Work]:
     return works
 
 
+def was_given_up(work: Work, answer: ItemAnswer) -> bool:
+    """Whether the worker had given the version up for another one while the batch was on its way: nothing has run."""
+    return (
+        answer.failure is not None
+        and answer.failure.code == Code.NOT_READY
+        and not work.model.pinned
+        and not work.future.done()
+    )
+
+
 def may_try_again(work: Work, drops: Drops, *, suspect: bool) -> bool:
     """After the death of its worker: once more, alone if it may have been the cause; the second time it is answered."""
     if work.future.done():

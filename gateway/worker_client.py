@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from shared.board import NOTHING, Board, Doing
 from shared.errors import HeadraceError, rebuild
@@ -15,6 +14,8 @@ from shared.messages import (
     Hello,
     KeepModels,
     LoadModel,
+    MemoryNote,
+    ModelEvicted,
     ModelFailed,
     ModelLoaded,
     ModelNote,
@@ -29,6 +30,9 @@ from shared.model_config import revision_of
 from shared.transport import Router
 
 log = get_logger()
+
+MAX_FORGOTTEN = 1024
+"""Versions whose late answers are told from others; a worker loads one after another, so far fewer are under way."""
 
 
 class Worker:
@@ -50,6 +54,10 @@ class Worker:
         """Models that it can run."""
         self.pads: set[int] = set()
         """Those of them whose batches it pads up."""
+        self.asked: set[int] = set()
+        """Models that it was asked to load on demand, and has not answered yet."""
+        self.memory: MemoryNote | None = None
+        """As it has told last."""
         self.failed: dict[int, str] = {}
         """Models that it can't load, and why."""
         self.overran = False
@@ -61,8 +69,8 @@ class Worker:
         return self._board.read(self.name) if self._board is not None else None
 
 
-class WorkerEvents(Protocol):
-    """Who is told; implemented by the dispatcher and the readiness keeper."""
+class WorkerEvents:
+    """Who is told. Whoever is derived from it has only what concerns it."""
 
     def model_loaded(self, worker: Worker, message: ModelLoaded, /) -> None:
         """A version is loaded and warm on this worker."""
@@ -72,6 +80,9 @@ class WorkerEvents(Protocol):
 
     def model_noted(self, worker: Worker, message: ModelNote, /) -> None:
         """A worker runs a version differently from now on."""
+
+    def model_evicted(self, worker: Worker, model: int, /) -> None:
+        """A worker has given a version up for another one."""
 
     def batch_done(self, worker: Worker, message: BatchDone, /) -> None:
         """A batch came back."""
@@ -102,7 +113,7 @@ class WorkerClient:
         self._workers: dict[bytes, Worker] = {}
         self._lives = 0
         self._models: dict[int, LoadModel] = {}
-        self._forgotten: set[int] = set()
+        self._forgotten: dict[int, None] = {}
         self._events: list[WorkerEvents] = []
 
     def connect(self, events: Sequence[WorkerEvents]) -> None:
@@ -110,21 +121,36 @@ class WorkerClient:
         self._events = list(events)
 
     def serve(self, message: LoadModel) -> None:
-        """Every present and future worker loads this version."""
+        """Every present and future worker loads this version; one that is not pinned only when it is demanded."""
         self._models[message.model] = message
-        self._forgotten.discard(message.model)
+        self._forgotten.pop(message.model, None)
         for worker in self._workers.values():
             worker.failed.pop(message.model, None)
-            if worker.ready:
+            if worker.ready and message.pinned:
+                self._router.send(worker.identity, message)
+
+    def demand(self, model: int) -> None:
+        """Every worker that neither has nor was asked for this version loads it; pinned ones were asked before."""
+        message = self._models.get(model)
+        if message is None or message.pinned:
+            return
+        for worker in self._workers.values():
+            if worker.ready and model not in worker.loaded and model not in worker.asked:
+                worker.asked.add(model)
+                worker.failed.pop(model, None)
                 self._router.send(worker.identity, message)
 
     def forget(self, model: int) -> None:
         """No worker keeps this version any longer."""
         if self._models.pop(model, None) is None:
             return
-        self._forgotten.add(model)
+        self._forgotten[model] = None
+        if len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
         for worker in self._workers.values():
             worker.loaded.discard(model)
+            worker.asked.discard(model)
+            worker.pads.discard(model)
             worker.failed.pop(model, None)
             if worker.ready:
                 self._router.send(worker.identity, UnloadModel(model))
@@ -140,6 +166,13 @@ class WorkerClient:
     def may_get(self, model: int) -> bool:
         """Whether a connected worker may still come to have this model."""
         return any(model not in worker.loaded and model not in worker.failed for worker in self._workers.values())
+
+    def try_unreachable(self) -> bool:
+        """Workers that could not be sent a batch may not have been dying after all; False when there are none."""
+        unreachable = [worker for worker in self._workers.values() if not worker.reachable]
+        for worker in unreachable:
+            worker.reachable = True
+        return bool(unreachable)
 
     def send(self, worker: Worker, message: RunBatch | CancelItems) -> bool:
         """False when the worker can't take it now."""
@@ -210,15 +243,28 @@ class WorkerClient:
                 served = [(load.name, load.version, revision_of(load.config)) for load in self._models.values()]
                 self._router.send(identity, KeepModels(served))
                 for load in self._models.values():
-                    self._router.send(identity, load)
+                    if load.pinned:
+                        self._router.send(identity, load)
                 self._tell(lambda events: events.worker_greeted(worker))
             case ModelLoaded() | ModelFailed():
                 if message.model not in self._forgotten:  # else its answer and our UnloadModel have crossed
                     self._loaded(worker, message)
+            case ModelNote() | ModelEvicted() | MemoryNote():
+                self._noted(worker, message)
+
+    def _noted(self, worker: Worker, message: ModelNote | ModelEvicted | MemoryNote) -> None:
+        match message:
             case ModelNote():
                 self._tell(lambda events: events.model_noted(worker, message))
+            case ModelEvicted(model=model):
+                worker.loaded.discard(model)
+                worker.asked.discard(model)
+                self._tell(lambda events: events.model_evicted(worker, model))
+            case MemoryNote():
+                worker.memory = message
 
     def _loaded(self, worker: Worker, message: ModelLoaded | ModelFailed) -> None:
+        worker.asked.discard(message.model)
         if isinstance(message, ModelLoaded):
             worker.loaded.add(message.model)
             if message.pads:

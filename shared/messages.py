@@ -19,6 +19,7 @@ from shared.model_messages import (
     ModelFailed,
     ModelLoaded,
     ModelNote,
+    ModelUse,
     PinModel,
     UnloadModel,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "ModelFailed",
     "ModelLoaded",
     "ModelNote",
+    "ModelUse",
     "OpenPipeline",
     "PinModel",
     "PipelineOpened",

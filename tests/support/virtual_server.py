@@ -155,7 +155,7 @@ class VirtualServer:
             self.leases.waiting_items(),
             self.pool.waiting(),
             self.dispatch.waiting_items(),
-            self.dispatch.batches_out(),
+            len(self.dispatch.running),
             stats.leased_bytes,
             stats.quarantined_bytes,
             *(sum((m.rows_in_flight, m.unprepared_items, m.preparing_rows)) for m in self.models),

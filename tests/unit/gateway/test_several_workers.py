@@ -97,7 +97,7 @@ async def test_the_load_is_shared_evenly(bench: Made) -> None:
     playing.all(*workers)
     await answered(*futures)
     assert Counter(len(sent(b, worker)) for worker in workers) == {50: 2}
-    assert {name: ran.batches for name, ran in b.dispatch.ran().items()} == {"worker-0": 50, "worker-1": 50}
+    assert {name: ran.batches for name, ran in b.dispatch.running.ran.items()} == {"worker-0": 50, "worker-1": 50}
 
 
 async def test_single_calls_go_to_the_workers_in_turn(bench: Made) -> None:
