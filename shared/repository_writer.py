@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared import onnx_check
 from shared.errors import Conflict, UnknownVersion
 from shared.model_config import CONFIG_FILE, RepositoryError
 from shared.repository import META_FILE, TRAFFIC_FILE, VERSIONS, Meta, ModelVersion, Repository, digest_of, is_name
@@ -141,8 +142,12 @@ def now_utc() -> str:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or a crash, meets the old content or the new one and nothing between."""
     temporary = path.with_name(f"{HIDDEN}{path.name}")
-    _write(temporary, content)
-    temporary.replace(path)
+    try:
+        _write(temporary, content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -162,6 +167,12 @@ def _store(hidden: Path, files: Mapping[str, Path], meta: Meta) -> None:
         with _told_with(source.name):
             copy.parent.mkdir(parents=True, exist_ok=True)
             _copy(source, copy, meta.files[relative])
+    for relative in files:
+        if relative.endswith(onnx_check.SUFFIX):
+            beside = [
+                other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == relative.rpartition("/")[0]
+            ]
+            onnx_check.check(hidden / relative, beside, relative)
     with _told_with(META_FILE):
         _write(hidden / META_FILE, _readable(meta))
         for place in {hidden, *(path for path in hidden.rglob("*") if path.is_dir())}:

@@ -1,6 +1,10 @@
 import os
+import shutil
+import signal
 import stat
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import UnknownVersion
+from shared.errors import Conflict, UnknownModel, UnknownVersion
 from shared.repository import Meta, Repository, RepositoryError, Traffic, digest_of
-from shared.repository_writer import add_version, set_current, write_atomically
+from shared.repository_lock import bytes_in
+from shared.repository_writer import (
+    Removed,
+    add_version,
+    change_traffic,
+    remove_version,
+    role_of,
+    set_current,
+    sweep,
+    write_atomically,
+)
+from shared.traffic import Canary, Why, start_canary
+from tests.support.stack import ROOT
 
+CHILD_LIMIT_S = 60
 CONFIG = "pipeline: tensor\nbackend: simulated\n"
 META = Meta(source="test", licence="none", owner="me", metrics={"top1": 0.5}, hyperparameters={"epochs": 3})
 
@@ -103,8 +120,74 @@ def test_a_disk_that_refuses_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RepositoryError, match="No space left"):
+    with pytest.raises(RepositoryError, match=r"w: can't be stored: No space left"):
         add_version(root, "m", files, META)
+    assert list((root / "m" / "versions").iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs to mount a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_nothing_is_half_written(
+    small_disk: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    root = small_disk / "models"
+    (root / "m").mkdir(parents=True)
+    (root / "m" / "model.yaml").write_text(CONFIG)
+    old = add_version(root, "m", files, META)
+    before = sorted(path for path in root.rglob("*"))
+    traffic = (root / "m" / "traffic.json").read_bytes()
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * 1024 * 1024)
+    for _ in range(2):
+        with pytest.raises(RepositoryError) as caught:
+            add_version(root, "m", {"large.bin": large}, META, make_current=True)
+        assert caught.value.text == "large: can't be stored: No space left on device (nothing was changed)"
+    assert sorted(path for path in root.rglob("*")) == before
+    assert (root / "m" / "traffic.json").read_bytes() == traffic
+    Repository.verify(Repository(root).open("m", old.version))
+
+
+def test_a_full_disk_does_not_spoil_traffic(small_disk: Path, files: dict[str, Path]) -> None:
+    root = small_disk / "models"
+    (root / "m").mkdir(parents=True)
+    (root / "m" / "model.yaml").write_text(CONFIG)
+    first = add_version(root, "m", files, META)
+    files["weights.bin"].write_bytes(b"second")
+    second = add_version(root, "m", files, META)
+    fill(small_disk / "rest")
+    with pytest.raises(RepositoryError, match="m: can't be written: No space left on device"):
+        set_current(root, "m", second.version)
+    assert Repository(root).current("m") == first.version
+    assert hidden(root) == []
+    (small_disk / "rest").unlink()
+    assert set_current(root, "m", second.version).current == second.version
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        file.writelines(iter(lambda: b"x" * 4096, b""))
+
+
+def test_a_file_that_grows_too_large_is_told(root: Path, files: dict[str, Path]) -> None:
+    """What the system refuses in the middle of a file, in a process of its own."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "add_version(root, 'm', {'w': Path(sys.argv[2])}, Meta())"
+    )
+    with child(root, code, files["weights.bin"]) as process:
+        _, err = process.communicate(timeout=CHILD_LIMIT_S)
+    assert "RepositoryError: w: can't be stored: File too large (nothing was changed)" in err
     assert list((root / "m" / "versions").iterdir()) == []
 
 
@@ -158,8 +241,220 @@ def test_a_crash_at_any_step_leaves_the_old_state_or_the_new(
         pytest.fail("it never got through")
     assert len(crashed_at) >= 10, "the test must have interrupted many different steps"
     assert repository.current("m") != old.version
-    hidden = [path.name for path in (root / "m").rglob(".new-*")]
-    assert hidden == [], "the next writer sweeps what a crash left"
+    assert hidden(root) == [], "the next writer sweeps what a crash left"
+
+
+def hidden(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "m").rglob(".*"))
+
+
+def child(root: Path, code: str, *arguments: Path) -> subprocess.Popen[str]:
+    """A process of its own that writes."""
+    start = (
+        "import sys, os; from pathlib import Path; from shared import repository_writer as writer; "
+        "from shared.repository import Meta; from shared.repository_writer import *; root = Path(sys.argv[1])\n"
+    )
+    argv = [sys.executable, "-c", start + code, str(root), *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+HALFWAY = """
+opened = writer.open_plain
+class Halfway:
+    def __init__(self, file):
+        self.file, self.reads = file, 0
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+    def read(self, _):
+        self.reads += 1
+        if self.reads == 2:
+            print("halfway", flush=True)
+            sys.stdin.readline()
+        return self.file.read(1000)
+def open_plain(path):
+    writer.open_plain = lambda path: Halfway(opened(path))
+    return opened(path)
+writer.open_plain = open_plain
+print(add_version(root, "m", {"w": Path(sys.argv[2])}, Meta()).version, flush=True)
+"""
+"""An add that stops in the middle of copying its file, and goes on when it gets a line."""
+
+
+def test_a_writer_killed_while_it_copies_leaves_nothing_that_counts(root: Path, files: dict[str, Path]) -> None:
+    old = add_version(root, "m", {"w": files["deep/labels.txt"]}, META)
+    with child(root, HALFWAY, files["weights.bin"]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "halfway\n"
+        half = [path for path in (root / "m" / "versions").rglob(".new-*/w") if path.stat().st_size == 0]
+        assert half, "nothing of it has reached the disk, or a whole buffer of it"
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert Repository(root).versions("m") == [old.version]
+    assert len(hidden(root)) == 1
+    new = add_version(root, "m", {"w": files["weights.bin"]}, META)
+    Repository.verify(new)
+    assert hidden(root) == []
+
+
+def test_while_one_copies_others_write_and_do_not_sweep_it_away(root: Path, files: dict[str, Path]) -> None:
+    old = add_version(root, "m", {"w": files["deep/labels.txt"]}, META)
+    with child(root, HALFWAY, files["weights.bin"]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "halfway\n"
+        other = add_version(root, "m", files, META)
+        assert set_current(root, "m", other.version).current == other.version
+        assert sweep(root, "m") == 0
+        assert len(hidden(root)) == 1
+        out, err = process.communicate("go on\n", timeout=CHILD_LIMIT_S)
+    assert process.returncode == 0, err
+    assert sorted(Repository(root).versions("m")) == sorted([old.version, other.version, out.strip()])
+    assert hidden(root) == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_at_once_both_end_well(root: Path, files: dict[str, Path], same: bool) -> None:
+    second = files["weights.bin"] if same else files["deep/labels.txt"]
+    with child(root, HALFWAY, files["weights.bin"]) as one, child(root, HALFWAY, second) as two:
+        for process in (one, two):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "halfway\n"
+        versions = []
+        for process in (one, two):
+            out, err = process.communicate("go on\n", timeout=CHILD_LIMIT_S)
+            assert process.returncode == 0, err
+            versions.append(out.strip())
+    repository = Repository(root)
+    assert repository.versions("m") == sorted(set(versions))
+    assert len(set(versions)) == (1 if same else 2)
+    for version in versions:
+        repository.verify(repository.open("m", version))
+    assert [change["to"] for change in repository.traffic("m").history] == [versions[0]], "the first is current"
+    assert hidden(root) == []
+
+
+def test_a_lock_that_is_never_given_up_is_told(
+    root: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = "from shared.repository_lock import locked\nwith locked(root / 'm'): print('held', flush=True); input()"
+    monkeypatch.setattr("shared.repository_lock.LOCK_LIMIT_S", 0.05)
+    with child(root, hold) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RepositoryError, match="model m: another process has been writing"):
+            add_version(root, "m", files, META)
+        process.communicate("\n", timeout=CHILD_LIMIT_S)
+    add_version(root, "m", files, META)
+
+
+def test_links_are_not_followed(root: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    link, hard = tmp_path / "link", tmp_path / "hard"
+    link.symlink_to(files["weights.bin"])
+    with pytest.raises(RepositoryError, match="link: is a link"):
+        add_version(root, "m", {"w": link}, META)
+    hard.hardlink_to(files["weights.bin"])
+    with pytest.raises(RepositoryError, match="hard links"):
+        add_version(root, "m", {"w": hard}, META)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(RepositoryError, match="no plain file"):
+        add_version(root, "m", {"w": tmp_path / "fifo"}, META)
+
+
+def test_a_source_that_changes_while_it_is_copied_is_told(
+    root: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.repository_writer._plain_digest", lambda _path: "0" * 64)
+    with pytest.raises(RepositoryError, match="changed while it was copied"):
+        add_version(root, "m", files, META)
+    assert list((root / "m" / "versions").iterdir()) == []
+
+
+def test_what_has_no_meta_file_gives_way_to_the_version(root: Path, files: dict[str, Path]) -> None:
+    version = add_version(root, "m", files, META)
+    (version.files / "meta.json").unlink()
+    assert Repository(root).versions("m") == []
+    Repository.verify(add_version(root, "m", files, META))
+
+
+def test_a_second_version_leaves_the_only_one_current(root: Path, files: dict[str, Path]) -> None:
+    first = add_version(root, "m", files, META)
+    (root / "m" / "traffic.json").unlink()
+    add_version(root, "m", {"w": files["weights.bin"]}, META)
+    assert Repository(root).current("m") == first.version
+
+
+@pytest.fixture
+def three(root: Path, files: dict[str, Path]) -> list[str]:
+    """The first is current."""
+    versions = []
+    for number in range(3):
+        files["weights.bin"].write_bytes(b"weights %d" % number)
+        versions.append(add_version(root, "m", files, META).version)
+    return versions
+
+
+def test_a_version_that_nothing_needs_is_removed(root: Path, three: list[str]) -> None:
+    path = root / "m" / "versions" / three[1]
+    nbytes = bytes_in(path)
+    assert remove_version(root, "m", three[1]) == Removed("m", three[1], nbytes)
+    assert Repository(root).versions("m") == sorted([three[0], three[2]])
+    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([three[0], three[2]])
+
+
+def test_a_version_in_use_is_not_removed(root: Path, three: list[str]) -> None:
+    why = Why("now", "test")
+    set_current(root, "m", three[1])
+    for shadow, role in ((False, "canary"), (True, "shadow")):
+        canary = Canary(version=three[2], percent=5, shadow=shadow)
+        change_traffic(root, "m", lambda before, canary=canary: start_canary(before, canary, why))
+        for version, used_as in zip(three, ("standby", "current", role), strict=True):
+            assert role_of(Repository(root).traffic("m"), version) == used_as
+            with pytest.raises(Conflict, match=rf"in use \({used_as}\)"):
+                remove_version(root, "m", version)
+    assert len(Repository(root).versions("m")) == 3
+
+
+def test_what_else_is_not_removed(root: Path, three: list[str]) -> None:
+    with pytest.raises(Conflict, match="in use by the running server"):
+        remove_version(root, "m", three[2], unless=lambda: {three[2]})
+    with pytest.raises(UnknownVersion):
+        remove_version(root, "m", "../..")
+    with pytest.raises(UnknownModel):
+        remove_version(root, "n", three[2])
+    for version in three[1:]:
+        remove_version(root, "m", version)
+    (root / "m" / "traffic.json").unlink()
+    with pytest.raises(Conflict, match="in use"):
+        remove_version(root, "m", three[0])
+
+
+def test_a_crash_while_a_version_is_removed_leaves_all_or_nothing(
+    root: Path, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed = 0
+    for step in range(10):
+        with monkeypatch.context() as patch:
+            _crash_at(patch, step)
+            patch.setattr(shutil, "rmtree", _crash)
+            try:
+                remove_version(root, "m", three[2])
+            except Crash:
+                crashed += 1
+        repository = Repository(root)
+        for version in repository.versions("m"):
+            repository.verify(repository.open("m", version))
+        if three[2] not in repository.versions("m"):
+            break
+    assert crashed >= 2
+    left = (root / "m" / "versions").glob(".old-*")
+    assert sum(bytes_in(path) for path in left) == sweep(root, "m", dry_run=True) == sweep(root, "m") > 0
+    assert hidden(root) == []
+
+
+def _crash(*_: object, **__: object) -> None:
+    raise Crash
 
 
 def test_a_crash_while_a_file_is_replaced_keeps_the_old_content(
