@@ -942,13 +942,13 @@ class Ramp(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     EVERY_S_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    NEXT_AT_FIELD_NUMBER: _builtins.int
+    NEXT_AT_S_FIELD_NUMBER: _builtins.int
     every_s: _builtins.float
     """Seconds between two steps: 1..2,592,000."""
     step: _builtins.int
     """The present one, from 0; the server's to say."""
-    next_at: _builtins.str
-    """When the next one is due; the server's to say."""
+    next_at_s: _builtins.float
+    """When the next one is due, in seconds since 1970; the server's to say."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Percent, rising, 2..100 of them; reaching 100 makes the canary the current version."""
@@ -959,11 +959,11 @@ class Ramp(_message.Message):
         steps: _abc.Iterable[_builtins.float] | None = ...,
         every_s: _builtins.float = ...,
         step: _builtins.int = ...,
-        next_at: _builtins.str = ...,
+        next_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s", "next_at", b"next_at", "step", b"step", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s", "next_at_s", b"next_at_s", "step", b"step", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
