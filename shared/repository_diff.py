@@ -86,15 +86,19 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             if not 2 <= length <= MAX_HEADER_BYTES:
                 raise RepositoryError(f"{told(path)}: is no safetensors file")
             raw = file.read(length)
-        found = json.loads(raw)
-        if len(raw) < length or not isinstance(found, dict):
-            raise ValueError("cut off")
-        found.pop("__metadata__", None)
-        return msgspec.convert(found, dict[str, TensorHeader])
+        return _parsed(raw, length)
     except OSError as error:
         raise RepositoryError(f"{told(path)}: can't be read: {reason_of(error)}") from None
     except (ValueError, msgspec.ValidationError, RecursionError):
         raise RepositoryError(f"{told(path)}: its header is no safetensors header") from None
+
+
+def _parsed(raw: bytes, length: int) -> dict[str, TensorHeader]:
+    found = json.loads(raw)
+    if len(raw) < length or not isinstance(found, dict):
+        raise ValueError("cut off")
+    found.pop("__metadata__", None)
+    return msgspec.convert(found, dict[str, TensorHeader])
 
 
 def _of_meta(before: ModelVersion, after: ModelVersion) -> list[Difference]:
