@@ -1,24 +1,22 @@
 """Builds a PyTorch version: the user's factory, weights from safetensors, layout and precision. Worker only.
 
-Weights are data: only safetensors, only after the version's hashes have been verified, never a pickle.
+Weights are data: only safetensors, only after the version's hashes have been verified, never a pickle. With `trust:
+code` a torch.export archive is the network itself.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shared.logs import get_logger
 from shared.pipeline import Pipeline
 from shared.pipeline_loader import load_object, own_code_failed
 from shared.repository import ModelVersion, Repository
-from workers.backends import cpu_graph, examples
-from workers.backends.base import LoadFailed, Precision
+from workers.backends import archive, cpu_graph, examples, exported, weights
+from workers.backends.base import LoadFailed, Precision, Stages, untimed
 from workers.backends.stream_runner import StreamRunner
 from workers.backends.torch_device import TorchDevice
 from workers.backends.torch_runner import TorchRunner, as_tuple
@@ -26,8 +24,6 @@ from workers.backends.torch_runner import TorchRunner, as_tuple
 MAX_DRIFT: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2}
 """How far the faster network's outputs may be from the plain one's, relative to the largest: rounding gives 1e-6 in
 FP32 and, where it rounds at other places, some 1e-3 in FP16."""
-_SHOWN_KEYS = 3
-"""Names of wrong weights in a message; the rest is a number."""
 
 _log = get_logger()
 
@@ -39,44 +35,61 @@ def load(
     precision: Precision,
     *,
     compile_for: Sequence[int] = (),
+    stages: Stages = untimed,
 ) -> TorchRunner:
     """Verify, build, fill and place one version; `compile_for`: batch sizes for torch.compile, none by default.
 
     Raises LoadFailed or RepositoryError with one sentence.
     """
-    Repository.verify(version)
+    with stages("read"):
+        Repository.verify(version)
+        name = _only_file(version)
+    told = f"model {version.name}: {name}"
     before = device.memory_in_use()
-    network = _build(version)
-    _fill(network, read_weights(version), version.name)
-    network = _place(network, device)
-    memory_bytes = device.memory_in_use() - before or _size_of(network)
-    faster = _compile(network) if compile_for else _optimise(network, device)
-    if faster is not None:
-        trial = _Trial(pipeline, device, precision, compile_for or (2,))
-        network = faster if _agree(network, faster, trial, version.name) else network
+    with stages("build"):
+        network = exported.load(version.files / name, device, told) if _is_archive(name) else _build(version)
+        if not _is_archive(name):
+            weights.fill(network, version.files / name, version.name)
+    with stages("device"):
+        if _is_archive(name):
+            exported.check_rows(network, pipeline, device, told)
+        else:
+            network = _place(network, device)
+        memory_bytes = device.memory_in_use() - before or _size_of(network)
+        network = _faster(network, _Trial(pipeline, device, precision, compile_for or (2,)), version.name, compile_for)
     if device.streams is None:
         return TorchRunner(network, pipeline, device, precision, memory_bytes)
     device.streams.settle()  # the weights have come over another queue than those that runs use
     return StreamRunner(network, pipeline, device, precision, memory_bytes)
 
 
-def read_weights(version: ModelVersion) -> dict[str, Tensor]:
-    """The version's one `.safetensors` file. Raises LoadFailed."""
-    names = [name for name in version.meta.files if name.endswith(".safetensors")]
-    if len(names) != 1:
+def _only_file(version: ModelVersion) -> str:
+    """The version's one file of weights. Raises LoadFailed."""
+    archives = [name for name in version.meta.files if _is_archive(name)]
+    names = [name for name in version.meta.files if name.endswith(weights.SUFFIX)]
+    told = f"model {version.name}: version {version.version}"
+    if archives and version.config.trust != "code":
         raise LoadFailed(
-            f"model {version.name}: version {version.version} must have one .safetensors file, has {len(names)}"
+            f"{told} holds {archives[0]}: a torch.export archive may run code as it is loaded; "
+            "set `trust: code` in model.yaml if you trust whoever made it, or serve a .safetensors or .onnx file"
         )
-    return _read(version.files / names[0], f"model {version.name}: {names[0]}")
+    if version.config.network is not None:
+        if len(names) != 1 or archives:
+            raise LoadFailed(f"{told} must have one .safetensors file, has {_count(names, archives)}")
+        return names[0]
+    if len(archives) != 1 or names:
+        raise LoadFailed(
+            f"{told} must have one .pt2 file, has {_count(archives, names)}; weights alone need network in model.yaml"
+        )
+    return archives[0]
 
 
-def _read(path: Path, told: str) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise LoadFailed(f"{told} can't be read as safetensors: {str(error)[:200]}") from None
-    except OSError as error:
-        raise LoadFailed(f"{told} can't be read ({type(error).__name__}, see the log)", str(error)[:200]) from None
+def _count(wanted: list[str], others: list[str]) -> str:
+    return f"{len(wanted)}" + (f" and {', '.join(others)[:200]}" if others else "")
+
+
+def _is_archive(name: str) -> bool:
+    return name.endswith(archive.SUFFIX)
 
 
 def _build(version: ModelVersion) -> nn.Module:
@@ -89,28 +102,6 @@ def _build(version: ModelVersion) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise LoadFailed(f"model {version.name}: {reference}() gives {type(network).__name__}, not a torch.nn.Module")
     return network
-
-
-def _fill(network: nn.Module, weights: dict[str, Tensor], name: str) -> None:
-    """Copy the weights into the network; keys and shapes must match exactly."""
-    own = network.state_dict()
-    missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    if missing or unknown:
-        parts = [f"lack {_some(missing)}" if missing else "", f"hold {_some(unknown)} too much" if unknown else ""]
-        raise LoadFailed(f"model {name}: the weights {' and '.join(filter(None, parts))}: not this network's weights")
-    wrong = [key for key in sorted(own) if own[key].shape != weights[key].shape]
-    if wrong:
-        key = wrong[0]
-        raise LoadFailed(
-            f"model {name}: weight {key} has shape {list(weights[key].shape)}, the network wants "
-            f"{list(own[key].shape)} ({len(wrong)} of {len(own)} differ)"
-        )
-    network.load_state_dict(weights)
-
-
-def _some(keys: list[str]) -> str:
-    shown = ", ".join(keys[:_SHOWN_KEYS])
-    return shown if len(keys) <= _SHOWN_KEYS else f"{shown} and {len(keys) - _SHOWN_KEYS} more"
 
 
 def _place(network: nn.Module, device: TorchDevice) -> nn.Module:
@@ -128,14 +119,6 @@ def _size_of(network: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _optimise(network: nn.Module, device: TorchDevice) -> nn.Module | None:
-    return None if device.is_cuda else cpu_graph.optimise(network)
-
-
-def _compile(network: nn.Module) -> nn.Module:
-    return torch.compile(network, dynamic=False)  # type: ignore[return-value]  # a module, though typed as a callable
-
-
 class _Trial(NamedTuple):
     """How two networks are compared."""
 
@@ -143,6 +126,15 @@ class _Trial(NamedTuple):
     device: TorchDevice
     precision: Precision
     sizes: Sequence[int]
+
+
+def _faster(network: nn.Module, trial: _Trial, name: str, compile_for: Sequence[int]) -> nn.Module:
+    """A network that computes the same in less time, or the network itself."""
+    if compile_for:
+        faster: nn.Module | None = torch.compile(network, dynamic=False)  # type: ignore[assignment]  # a module, though typed as a callable
+    else:
+        faster = None if trial.device.is_cuda else cpu_graph.optimise(network)
+    return network if faster is None or not _agree(network, faster, trial, name) else faster
 
 
 def _agree(plain: nn.Module, faster: nn.Module, trial: _Trial, name: str) -> bool:

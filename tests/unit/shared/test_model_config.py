@@ -29,7 +29,7 @@ def test_the_default_model_is_described_completely() -> None:
         ("backend: simulated\n", None, "pipeline is required"),
         ("pipeline: tensor\n", None, "network is required when backend is torch"),
         ("pipeline: tensor\nbackend: simulated\nnetwork: a:b\n", None, "backend simulated runs none"),
-        ("pipeline: tensor\nbackend: onx\n", 2, "backend is 'onx': must be 'torch', 'numpy' or 'simulated'"),
+        ("pipeline: tensor\nbackend: onx\n", 2, "backend is 'onx': must be 'torch', 'onnxruntime', 'numpy' or 'simulated'"),
         ("pipelin: tensor\nbackend: simulated\n", 1, "unknown key pipelin (did you mean pipeline?)"),
         ("pipeline: tensor\nbackend: simulated\nmax_rows: 5\n", 3, "(did you mean batching.max_rows?)"),
         ("pipeline: tensor\nbackend: simulated\nbatching:\n  max_rows: 0\n", 4, "batching.max_rows is 0"),

@@ -73,7 +73,7 @@ def loader(root: Path, **worker: object) -> Loader:
 def test_the_users_network_from_the_models_folder_computes_what_it_should(tmp_path: Path) -> None:
     module = network()
     toy_model(tmp_path, "toy", MODEL_YAML, {"weights.safetensors": weights(module)}, CODE)
-    (key,) = served(Settings(repository=tmp_path))
+    ((key, _),) = served(Settings(repository=tmp_path))
     loaded = loader(tmp_path).load(key)
     assert [size for size, _ in loaded.batch_s] == [1, 2, 4]
     assert loaded.precision == "fp32"
