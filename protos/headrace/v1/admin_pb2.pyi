@@ -622,7 +622,7 @@ class CollectGarbageRequest(_message.Message):
     dry_run: _builtins.bool
     """True: only tell."""
     keep: _builtins.int
-    """Versions of each model to keep besides those in use, the newest ones, 0..1,000."""
+    """Versions of each model to keep besides those in use, the newest ones, 0..1,000; unset: 3."""
     model: _builtins.str
     """Only this model; empty: all."""
     user: _builtins.str
@@ -630,15 +630,17 @@ class CollectGarbageRequest(_message.Message):
         self,
         *,
         dry_run: _builtins.bool = ...,
-        keep: _builtins.int = ...,
+        keep: _builtins.int | None = ...,
         model: _builtins.str = ...,
         user: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "keep", b"keep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "keep", b"keep", "model", b"model", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "dry_run", b"dry_run", "keep", b"keep", "model", b"model", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__keep: _TypeAlias = _typing.Literal["keep"]  # noqa: Y015
+    _WhichOneofArgType__keep: _TypeAlias = _typing.Literal["_keep", b"_keep"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep) -> _WhichOneofReturnType__keep | None: ...
 
 Global___CollectGarbageRequest: _TypeAlias = CollectGarbageRequest  # noqa: Y015
 
@@ -726,20 +728,28 @@ class DiffResponse(_message.Message):
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     TO_VERSION_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     from_version: _builtins.str
     to_version: _builtins.str
     @_builtins.property
-    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]: ...
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """Of where they come from, and of their files."""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsDifference]:
+        """Of safetensors files that both have with different content."""
+
     def __init__(
         self,
         *,
         from_version: _builtins.str = ...,
         to_version: _builtins.str = ...,
         differences: _abc.Iterable[Global___Difference] | None = ...,
+        weights: _abc.Iterable[Global___WeightsDifference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "from_version", b"from_version", "to_version", b"to_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "from_version", b"from_version", "to_version", b"to_version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -753,7 +763,7 @@ class Difference(_message.Message):
     BEFORE_JSON_FIELD_NUMBER: _builtins.int
     AFTER_JSON_FIELD_NUMBER: _builtins.int
     what: _builtins.str
-    """What differs, e.g. `files.weights.safetensors`, `metrics.accuracy`, `owner`."""
+    """What differs, e.g. `files.weights.safetensors`, `metrics.accuracy`, `owner`; of weights a tensor's name."""
     before_json: _builtins.str
     """JSON; empty: not there."""
     after_json: _builtins.str
@@ -771,6 +781,38 @@ class Difference(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Difference: _TypeAlias = Difference  # noqa: Y015
+
+@_typing.final
+class WeightsDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    SAME_LAYOUT_FIELD_NUMBER: _builtins.int
+    UNREAD_VALUES_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    same_layout: _builtins.int
+    """Tensors of the same name, shape and dtype, and the numbers in them; which of these have changed is not looked at."""
+    unread_values: _builtins.int
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """Tensors that only one has, or that differ in shape or dtype."""
+
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        differences: _abc.Iterable[Global___Difference] | None = ...,
+        same_layout: _builtins.int = ...,
+        unread_values: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "file", b"file", "same_layout", b"same_layout", "unread_values", b"unread_values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsDifference: _TypeAlias = WeightsDifference  # noqa: Y015
 
 @_typing.final
 class LoadRequest(_message.Message):

@@ -1,0 +1,160 @@
+"""What the admin client gives: plain data with a JSON form. Traffic itself is `shared.traffic.Traffic`."""
+
+from typing import Any
+
+import msgspec
+
+from shared.traffic import Traffic
+
+
+class VersionState(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of one model, as the server sees it; words and units as in admin.proto."""
+
+    model: str
+    version: str
+    role: str = ""
+    phase: str = ""
+    reason: str = ""
+    refused: str = ""
+    share: float = 0.0
+    """Percent of the callers."""
+    memory_bytes: int = 0
+    load_s: float = 0.0
+    stages_s: dict[str, float] = {}
+    precision: str = ""
+    row_cap: int = 0
+    uses: int = 0
+    uses_per_minute: float = 0.0
+    stored_bytes: int = 0
+
+
+class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's memory holds."""
+
+    worker: str
+    budget_bytes: int = 0
+    models_bytes: int = 0
+    process_bytes: int = 0
+    loads: int = 0
+    evictions: int = 0
+
+
+class Models(msgspec.Struct, frozen=True):
+    """Every version, and the workers' memory."""
+
+    versions: list[VersionState]
+    memory: list[WorkerMemory]
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """A version with where it comes from."""
+
+    state: VersionState
+    meta: dict[str, Any] | None = None
+    """meta.json; None when it can't be read, for which `fault` is the reason."""
+    fault: str = ""
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Everything that is known of one model."""
+
+    model: str
+    versions: list[Version]
+    traffic: Traffic
+
+
+class VersionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version has done since the canary started."""
+
+    version: str
+    role: str = ""
+    share: float = 0.0
+    """Percent of the callers."""
+    requests: int = 0
+    errors: int = 0
+    nonfinite: int = 0
+    slow: int = 0
+    compared: int = 0
+    disagreed: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+class TrafficNow(msgspec.Struct, frozen=True):
+    """Who is answered by which version, and how well."""
+
+    traffic: Traffic
+    figures: list[VersionFigures] = []
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A version that was taken in."""
+
+    model: str
+    version: str
+    present: bool = False
+    """The same content was there already."""
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """One version, hashed again."""
+
+    model: str
+    version: str
+    fault: str = ""
+    done: int = 0
+    total: int = 0
+    bytes: int = 0
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What is no longer there; without a version: what a crashed writer left."""
+
+    model: str
+    version: str = ""
+    bytes: int = 0
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What a garbage collection has deleted, or would."""
+
+    removed: list[Removed]
+    freed_bytes: int = 0
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One thing. None: not there."""
+
+    what: str
+    before: Any
+    after: Any
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """Two safetensors files of one name, compared by their headers."""
+
+    file: str
+    differences: list[Difference]
+    same_layout: int
+    unread_values: int
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """What two versions differ in."""
+
+    before: str
+    after: str
+    differences: list[Difference]
+    weights: list[Weights]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a watch."""
+
+    whole: bool = False
+    """The first one: what is not in it is not there."""
+    versions: list[VersionState] = []
+    removed: list[VersionState] = []
+    traffic: dict[str, Traffic] = {}
+    """By model."""
+    memory: list[WorkerMemory] = []
