@@ -8,14 +8,17 @@ from pathlib import Path
 
 from shared import logs, settings_loader
 from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, run_main
+from shared.clock import now_s
 from shared.devices import worker_count
 from shared.errors import ExitCode
 from shared.runtime_dir import RuntimeDir
 from shared.settings import MAX_WORKERS, Settings
 from workers import host, loading
 from workers.backends.base import Device, DeviceLost, NoDevice
+from workers.loader_thread import LoaderThread
 from workers.loop import Worker
 from workers.model_pool import ModelPool
+from workers.pace import SWITCH_S, Pace
 
 LOADER_LIMIT_S = 1.0
 """How long a stop waits for a load under way to come to the end of its present step."""
@@ -55,6 +58,27 @@ def _device(settings: Settings, index: int) -> Device:
     return torch_device.find(settings.worker.device, index, threads)
 
 
+def budget_of(settings: Settings, device: Device) -> int:
+    """Bytes that models may take: as set, else a share of the device, or of a part of it where workers share it."""
+    if settings.worker.memory_budget_bytes is not None:
+        return settings.worker.memory_budget_bytes
+    has_its_own = device.name.startswith("cuda") and ":" not in settings.worker.device
+    return int(device.memory.total_bytes() * device.memory.share) // (
+        1 if has_its_own else worker_count(settings.worker)
+    )
+
+
+def _pool(settings: Settings, device: Device, stop: StopSignal) -> ModelPool:
+    """The models' pool, with what is loaded at the start on its way: ahead of the gateway, which asks for the same."""
+    pace = Pace(now_s)
+    sys.setswitchinterval(SWITCH_S)
+    loader = loading.Loader(settings, device, lambda: stop.requested, pace.give_way)
+    pool = ModelPool(LoaderThread(loader, device.memory, pace), budget_of(settings, device), now_s)
+    for key, config in loading.served(settings):
+        pool.preload(key, config)
+    return pool
+
+
 def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
     bind_to_parent(arguments.parent_pid)
     name = f"worker-{arguments.index}"
@@ -64,9 +88,7 @@ def _run(arguments: argparse.Namespace, announcer: Announcer) -> int:
     runtime.lock(name)
     with StopSignal(blocking=True) as stop:
         device = _device(settings, arguments.index)
-        pool = ModelPool(loading.Loader(settings, device, lambda: stop.requested).load)
-        for wanted in loading.served(settings):  # ahead of the gateway, which asks for the same ones
-            pool.want(*wanted)
+        pool = _pool(settings, device, stop)
         sockets = [runtime.gateway_socket(index) for index in range(settings.gateway.processes)]
         worker = Worker(name, sockets, device, pool, stop)
         # Ready is who has done work: the supervisor gives up on a worker that never does.

@@ -27,7 +27,7 @@ from shared.messages import BatchDone, BatchItem, Failure, ItemAnswer, RunBatch
 from shared.tensors import Array
 from workers.backends.base import DeviceLost, Forward, Mask, OutOfMemory, Pass, Precision
 from workers.items import Item, read, rows_of, written
-from workers.model_pool import LoadedVersion
+from workers.loaded import LoadedVersion
 
 _log = get_logger()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from shared.messages import BatchDone, RunBatch
 from workers.backends.base import Device
 from workers.engine import BatchRun
-from workers.model_pool import LoadedVersion
+from workers.loaded import LoadedVersion
 
 
 class Flight:

@@ -11,7 +11,8 @@ from shared.logs import get_logger
 from shared.messages import FromWorker, Hello, ToWorker
 from shared.transport import Dealer
 from workers.backends.base import Device, DeviceLost
-from workers.model_pool import Key, ModelPool
+from workers.loaded import Key
+from workers.model_pool import ModelPool
 from workers.session import HIGH_WATER_MARK, Link, Session
 
 GREET_LIMIT_S = 5.0

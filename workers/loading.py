@@ -12,10 +12,12 @@ from shared.pipeline_loader import load_pipeline
 from shared.repository import ModelVersion, Repository
 from shared.settings import Settings
 from shared.tensors import Array
+from workers import estimates
 from workers.backends import examples, numpy_backend, simulated
 from workers.backends.base import Device, LoadFailed, OutOfMemory, Runner
-from workers.model_pool import Key, LoadedVersion
+from workers.loaded import Key, LoadedVersion
 from workers.precision import choose
+from workers.stages import Stages
 
 LONG_WARM_UP_S = 1.0
 """A size whose first pass took longer is not run a second time only to measure it."""
@@ -26,26 +28,44 @@ _log = get_logger()
 class Loader:
     """Holds what every load needs."""
 
-    def __init__(self, settings: Settings, device: Device, stopping: Callable[[], bool] = lambda: False) -> None:
-        """`stopping` is asked between the steps of a load, so that a stop need not wait for all of them."""
+    def __init__(
+        self,
+        settings: Settings,
+        device: Device,
+        stopping: Callable[[], bool] = lambda: False,
+        give_way: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Two things are called between the steps of a load.
+
+        `stopping`, so that a stop need not wait for all of them, and `give_way` with the seconds of the last step: it
+        may pause to let batches through.
+        """
         self._settings = settings
         self._device = device
         self._stopping = stopping
+        self._give_way = give_way
+
+    def estimate(self, key: Key, config: bytes = b"") -> int:
+        """Bytes that a version will need, as its files tell. Raises StartupError, HeadraceError or OSError."""
+        return estimates.of(self._open(key, config))
 
     def load(self, key: Key, config: bytes = b"") -> LoadedVersion:
         """Read, verify, build, warm up and measure.
 
         Raises StartupError or HeadraceError with a sentence, DeviceLost, or whatever the user's code raises.
         """
-        started_s = now_s()
+        started_s, stages = now_s(), Stages()
         self._device.enter_thread()
-        # Read anew: the version may have been written after this process started.
-        version = Repository(self._settings.repository).open(key.name, key.version, config or None)
-        pipeline = load_pipeline(version, torch_allowed=True)
-        runner = self._runner(version, pipeline)
-        sizes = version.batching(self._settings.batching).sizes
-        batch_s = self._warm_up(runner, pipeline, sizes, version.name)
+        with stages("read"):
+            version = self._open(key, config)
+            pipeline = load_pipeline(version, torch_allowed=True)
+            sizes = version.batching(self._settings.batching).sizes
+        with stages("build"):
+            runner = self._runner(version, pipeline, stages)
+        with stages("warm_up"):
+            batch_s = self._warm_up(runner, pipeline, sizes, version.name)
         loaded = LoadedVersion(key, runner, pipeline, batch_s)
+        loaded.stages_s = stages.seconds
         if len(batch_s) < len(sizes):
             loaded.row_cap = batch_s[-1][0]
         loaded.load_s = now_s() - started_s
@@ -57,10 +77,15 @@ class Loader:
             precision=runner.precision,
             memory_bytes=runner.memory_bytes,
             load_s=round(loaded.load_s, 3),
+            stages_s={name: round(seconds, 3) for name, seconds in stages.seconds.items()},
         )
         return loaded
 
-    def _runner(self, version: ModelVersion, pipeline: Pipeline[Any]) -> Runner:
+    def _open(self, key: Key, config: bytes) -> ModelVersion:
+        """Read anew: the version may have been written after this process started."""
+        return Repository(self._settings.repository).open(key.name, key.version, config or None)
+
+    def _runner(self, version: ModelVersion, pipeline: Pipeline[Any], stages: Stages) -> Runner:
         if version.config.backend == "simulated":
             return simulated.load(version, pipeline.spec)
         if version.config.backend == "numpy":
@@ -74,11 +99,11 @@ class Loader:
             from workers.backends import onnx_backend  # noqa: PLC0415 - as above
 
             max_rows = version.batching(self._settings.batching).max_rows
-            return onnx_backend.load(version, pipeline, self._device, max_rows=max_rows)
+            return onnx_backend.load(version, pipeline, self._device, max_rows=max_rows, stages=stages)
         worker = self._settings.worker
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
         sizes = version.batching(self._settings.batching).sizes if worker.compile else ()
-        return torch_backend.load(version, pipeline, self._device, precision, compile_for=sizes)
+        return torch_backend.load(version, pipeline, self._device, precision, compile_for=sizes, stages=stages)
 
     def _warm_up(
         self, runner: Runner, pipeline: Pipeline[Any], sizes: tuple[int, ...], name: str
@@ -96,7 +121,7 @@ class Loader:
             return measured
         planned = set(runner.prepare(rows, [size for size, _ in measured]))
         return [
-            (size, _time(runner, [array[:size] for array in rows], size) if size in planned else seconds)
+            (size, self._pass(runner, [array[:size] for array in rows], size) if size in planned else seconds)
             for size, seconds in measured
         ]
 
@@ -107,8 +132,8 @@ class Loader:
                 raise LoadFailed(f"model {name}: the worker stops")
             item = [array[:size] for array in rows]
             try:
-                first_s = _time(runner, item, size)
-                measured.append((size, first_s if first_s > LONG_WARM_UP_S else _time(runner, item, size)))
+                first_s = self._pass(runner, item, size)
+                measured.append((size, first_s if first_s > LONG_WARM_UP_S else self._pass(runner, item, size)))
             except OutOfMemory:
                 if not measured:
                     raise LoadFailed(f"model {name}: {size} row(s) do not fit the device's memory") from None
@@ -117,6 +142,12 @@ class Loader:
                 )
                 break
         return measured
+
+    def _pass(self, runner: Runner, item: list[Any], size: int) -> float:
+        """One pass, and then a pause where batches are run."""
+        seconds = _time(runner, item, size)
+        self._give_way(seconds)
+        return seconds
 
 
 def _time(runner: Runner, item: list[Any], size: int, *, fp32: bool = False) -> float:

@@ -15,10 +15,36 @@ from shared.transport import wait
 from workers.backends.base import Device, DeviceLost
 from workers.flight import Flight
 from workers.links import Links
+from workers.loaded import Key, LoadedVersion
 from workers.model_pool import ModelPool
 from workers.runs import Runs
 
 _log = get_logger()
+
+
+class _Users:
+    """What all sessions together do with the versions: see `workers.model_pool.Users`."""
+
+    def __init__(self, links: Links, runs: Runs) -> None:
+        self._links = links
+        self._runs = runs
+
+    def busy(self) -> set[Key]:
+        """With a batch that waits or is under way."""
+        waiting = {key for session in self._links.sessions() for key in session.waiting()}
+        return waiting.union(loaded.key for loaded in self._runs.running())
+
+    def running(self) -> list[LoadedVersion]:
+        """With a batch under way."""
+        return self._runs.running()
+
+    def pinned(self) -> set[Key]:
+        """Never to be given up."""
+        return {key for session in self._links.sessions() for key in session.pinned()}
+
+    def wanted(self) -> set[Key]:
+        """Asked for."""
+        return {key for session in self._links.sessions() for key in session.wanted()}
 
 
 class Worker:
@@ -32,6 +58,8 @@ class Worker:
         self._links = Links(sockets, hello, device, pool, now_s)
         self._flight = Flight(device)
         self._runs = Runs(self._links.sessions, self._flight, now_s)
+        self._runs.ran = pool.ran
+        pool.users = _Users(self._links, self._runs)
 
     @property
     def worked(self) -> Callable[[], None]:
@@ -60,17 +88,18 @@ class Worker:
         self._links.find()
         for session in self._links.sessions():
             session.drain()
-        outcomes = self._pool.finished()
-        if outcomes:
+        news = self._pool.turn()
+        if news:
             for session in self._links.sessions():
-                session.finished(outcomes)
+                session.tell(news)
         for session in self._links.gone():  # last: what has just been read may be its last words
             self._runs.forget(session)
             self._links.leave(session)
 
     def _wait(self) -> None:
         watch = [*self._links.watched(), *self._flight.watch(), self._stop.fileno(), self._pool.fileno()]
-        wait([session.link.dealer for session in self._links.sessions()], watch, self._links.sleep_s())
+        sleeps = [sleep_s for sleep_s in (self._links.sleep_s(), self._pool.sleep_s()) if sleep_s is not None]
+        wait([session.link.dealer for session in self._links.sessions()], watch, min(sleeps, default=None))
 
     def _give_up(self) -> None:
         """The device is lost; that it does not let go of the arenas either is no news."""

@@ -7,7 +7,7 @@ from shared.board import ELSEWHERE, IDLE, Doing
 from shared.clock import Clock
 from workers.engine import BatchRun
 from workers.flight import Flight
-from workers.model_pool import LoadedVersion
+from workers.loaded import LoadedVersion
 from workers.session import Session, manner
 from workers.turns import Turns
 
@@ -24,6 +24,8 @@ class Runs:
         self._owners: deque[tuple[Session, LoadedVersion]] = deque()
         """Whose batches are under way, in the same order."""
         self.worked: Callable[[], None] = lambda: None
+        self.ran: Callable[[LoadedVersion, int], None] = lambda _loaded, _rows: None
+        """Called after each batch, with the rows that it computed."""
 
     def step(self) -> bool:
         """Begin what can begin; finish the first batch if that needs no waiting. False: nothing to do for now.
@@ -37,6 +39,10 @@ class Runs:
             self._finish()
             return True
         return began
+
+    def running(self) -> list[LoadedVersion]:
+        """The versions of the batches under way."""
+        return [loaded for _, loaded in self._owners]
 
     def finish_all(self) -> None:
         """Answer what is under way and begin nothing. Raises DeviceLost."""
@@ -78,6 +84,7 @@ class Runs:
                 each.note(loaded)
         self._turns.charge(session, done.copy_s + done.run_s)
         session.answer(batch, done)
+        self.ran(loaded, done.rows_run)
         self._show_first()
         if done.rows_run:
             self.worked()

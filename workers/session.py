@@ -21,9 +21,11 @@ from shared.messages import (
     ItemAnswer,
     KeepModels,
     LoadModel,
+    ModelEvicted,
     ModelFailed,
     ModelLoaded,
     ModelNote,
+    PinModel,
     RunBatch,
     ToWorker,
     UnloadModel,
@@ -32,7 +34,8 @@ from shared.messages import (
 from shared.model_config import revision_of
 from shared.transport import SEND_LIMIT_S, Dealer, FrameTooBig
 from workers.engine import refuse_all
-from workers.model_pool import Key, LoadedVersion, ModelPool
+from workers.loaded import Key, LoadedVersion
+from workers.model_pool import ModelPool, News
 
 HIGH_WATER_MARK = 256
 """Messages queued each way. The gateway has at most a few batches outstanding; the rest is cancellations, which may
@@ -65,7 +68,8 @@ class Session:
         self._pool = pool
         self._clock = clock
         self._models: dict[int, Key] = {}
-        """The gateway's numbers; another gateway has others."""
+        """The gateway's numbers, also of versions that are not loaded at present; another gateway has others."""
+        self._pins: set[int] = set()
         self._awaited: dict[Key, list[int]] = {}
         self._batches: deque[RunBatch] = deque()
         self._unsent: deque[FromWorker] = deque([WorkerReady()])
@@ -91,7 +95,7 @@ class Session:
     def _handle(self, message: ToWorker) -> None:
         match message:
             case RunBatch():
-                self._batches.append(message)
+                self._queue(message)
             case CancelItems(items=items):
                 # Only what waits can be cancelled; what is answered already must not be remembered for ever.
                 waiting = {item.item for batch in self._batches for item in batch.items}
@@ -100,6 +104,8 @@ class Session:
                 self._pool.keep({Key(*model) for model in models} | self.wanted_by_others())
             case LoadModel():
                 self._load(message)
+            case PinModel(model=model, pinned=pinned):
+                self._pin(model, pinned=pinned and model in self._models)
             case UnloadModel(model=model):
                 self._unload(model)
 
@@ -111,8 +117,7 @@ class Session:
             loaded = self.version(self._batches[0].model)
             if loaded is not None:
                 return loaded
-            batch = self._batches.popleft()
-            self.answer(batch, refuse_all(batch, Code.NOT_READY, "the model is not loaded", self._clock()))
+            self._refuse(self._batches.popleft())
         return None
 
     def next_batch(self) -> RunBatch:
@@ -123,6 +128,17 @@ class Session:
         """The loaded version behind one of the gateway's numbers."""
         key = self._models.get(model)
         return None if key is None else self._pool.get(key)
+
+    def _queue(self, batch: RunBatch) -> None:
+        """A version that is being given up runs only what was there before: it would never fall idle."""
+        key = self._models.get(batch.model)
+        if key is None or self._pool.takes(key):
+            self._batches.append(batch)
+        else:
+            self._refuse(batch)
+
+    def _refuse(self, batch: RunBatch) -> None:
+        self.answer(batch, refuse_all(batch, Code.NOT_READY, "the model is not loaded", self._clock()))
 
     def answer(self, batch: RunBatch, done: BatchDone) -> None:
         """A batch is done with."""
@@ -139,32 +155,55 @@ class Session:
         """Versions that this gateway has asked for."""
         return self._models.values()
 
-    def finished(self, outcomes: Iterable[tuple[Key, LoadedVersion | Failure]]) -> None:
-        """Versions have been loaded, or have failed to."""
-        for key, outcome in outcomes:
+    def pinned(self) -> set[Key]:
+        """Those of them that it wants kept, whatever else is asked for."""
+        return {self._models[model] for model in self._pins}
+
+    def waiting(self) -> set[Key]:
+        """Those of them with a batch that waits."""
+        return {self._models[batch.model] for batch in self._batches if batch.model in self._models}
+
+    def tell(self, news: News) -> None:
+        """Versions have been loaded, or have failed to, or were given up."""
+        for key, outcome in news.finished:
             for model in self._awaited.pop(key, ()):
                 if isinstance(outcome, Failure):
                     self._send(ModelFailed(model, outcome))
                 else:
                     self._send(_loaded_message(model, outcome))
+        for key in news.evicted:
+            for model in self._numbers(key):
+                self._send(ModelEvicted(model))
+        if news.memory is not None:
+            self._send(news.memory)
 
     def note(self, loaded: LoadedVersion) -> None:
         """A version runs differently from now on."""
-        for model, key in self._models.items():
-            if key == loaded.key:
-                self._send(ModelNote(model, *manner(loaded)))
+        for model in self._numbers(loaded.key):
+            self._send(ModelNote(model, *manner(loaded)))
+
+    def _numbers(self, key: Key) -> list[int]:
+        return [model for model, each in self._models.items() if each == key]
 
     def _load(self, message: LoadModel) -> None:
         key = Key(message.name, message.version, revision_of(message.config))
         self._models[message.model] = key
+        self._pin(message.model, pinned=message.pinned)
         loaded = self._pool.get(key)
-        if loaded is not None:
+        if loaded is not None and self._pool.takes(key):
             self._send(_loaded_message(message.model, loaded))
             return
         self._awaited.setdefault(key, []).append(message.model)
         self._pool.want(key, message.config)
 
+    def _pin(self, model: int, *, pinned: bool) -> None:
+        if pinned:
+            self._pins.add(model)
+        else:
+            self._pins.discard(model)
+
     def _unload(self, model: int) -> None:
+        self._pins.discard(model)
         key = self._models.pop(model, None)
         if key is None or key in self._models.values():
             return
@@ -217,5 +256,13 @@ def _without_outputs(done: BatchDone) -> BatchDone:
 def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
     runner = loaded.runner
     return ModelLoaded(
-        model, loaded.batch_s, runner.memory_bytes, loaded.precision, loaded.load_s, runner.pads, loaded.row_cap
+        model,
+        loaded.batch_s,
+        loaded.memory_bytes,
+        loaded.precision,
+        loaded.load_s,
+        runner.pads,
+        loaded.row_cap,
+        loaded.stages_s,
+        loaded.estimated_bytes,
     )

@@ -36,16 +36,18 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds of any batch."""
     b_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)]
     """Milliseconds more per row."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] = 0
+    """What it is said to take of the device's memory; it really takes none."""
 
 
 class SimulatedRunner(Runner):
     """See the module's docstring."""
 
     precision: Precision = "fp32"
-    memory_bytes = 0
     pads = False
 
     def __init__(self, spec: PipelineSpec, timing: Timing) -> None:
+        self.memory_bytes = timing.memory_bytes
         self._outputs = spec.outputs
         self._timing = timing
 
@@ -63,13 +65,21 @@ class SimulatedRunner(Runner):
 def load(version: ModelVersion, spec: PipelineSpec) -> SimulatedRunner:
     """Read the timing. Raises LoadFailed or RepositoryError with one sentence."""
     Repository.verify(version)
+    return SimulatedRunner(spec, _timing(version))
+
+
+def expected_bytes(version: ModelVersion) -> int:
+    """What the version will say that it takes. Raises LoadFailed."""
+    return _timing(version).memory_bytes
+
+
+def _timing(version: ModelVersion) -> Timing:
     try:
-        timing = msgspec.json.decode((version.files / WEIGHTS_FILE).read_bytes(), type=Timing)
+        return msgspec.json.decode((version.files / WEIGHTS_FILE).read_bytes(), type=Timing)
     except FileNotFoundError:
         raise LoadFailed(f"model {version.name}: version {version.version} has no {WEIGHTS_FILE}") from None
     except msgspec.DecodeError as error:
         raise LoadFailed(f"model {version.name}: {WEIGHTS_FILE}: {error}") from None
-    return SimulatedRunner(spec, timing)
 
 
 def row_digests(arrays: Sequence[Array]) -> Numbers:

@@ -6,6 +6,7 @@ import pytest
 
 from workers.backends.base import DeviceLost, NoDevice
 from workers.loop import Worker
+from workers.model_pool import News
 
 
 class Stop:
@@ -19,8 +20,14 @@ class Pool:
     def fileno(self) -> int:
         return 0
 
-    def finished(self) -> list[Any]:
-        return []
+    def ran(self, loaded: object, rows: int) -> None:
+        pass
+
+    def sleep_s(self) -> float | None:
+        return None
+
+    def turn(self) -> News:
+        return News()
 
 
 @pytest.fixture

@@ -13,9 +13,12 @@ from shared.messages import (
     FromWorker,
     KeepModels,
     LoadModel,
+    MemoryNote,
+    ModelEvicted,
     ModelFailed,
     ModelLoaded,
     ModelNote,
+    PinModel,
     RunBatch,
     ToWorker,
     UnloadModel,
@@ -26,7 +29,7 @@ from shared.transport import SEND_LIMIT_S, FrameTooBig
 from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
 from workers.backends.base import NoDevice
 from workers.flight import Flight
-from workers.model_pool import Key, LoadedVersion
+from workers.model_pool import Key, LoadedVersion, News
 from workers.precision import LIMIT_ROWS
 from workers.runs import Runs
 from workers.session import Link, Session
@@ -86,6 +89,8 @@ class Pool:
         self.wanted: list[Key] = []
         self.dropped: list[Key] = []
         self.kept: set[Key] | None = None
+        self.leaving: set[Key] = set()
+        self.news = News()
 
     def fileno(self) -> int:
         return 0
@@ -93,14 +98,19 @@ class Pool:
     def get(self, key: Key) -> LoadedVersion | None:
         return self.ready.get(key)
 
+    def takes(self, key: Key) -> bool:
+        return key in self.ready and key not in self.leaving
+
     def want(self, key: Key, config: bytes = b"") -> None:
         self.wanted.append(key)
 
-    def finished(self) -> list[tuple[Key, LoadedVersion | Failure]]:
+    def turn(self) -> News:
         keys, self.wanted = self.wanted, []
         told = [(key, self.outcomes[key]) for key in dict.fromkeys(keys)]
         self.ready.update({key: outcome for key, outcome in told if isinstance(outcome, LoadedVersion)})
-        return told
+        news, self.news = self.news, News()
+        news.finished += told
+        return news
 
     def keep(self, keys: set[Key]) -> None:
         self.kept = keys
@@ -147,9 +157,9 @@ class Bench:
         """One round of the loop."""
         for session in self.sessions:
             session.drain()
-        outcomes = self.pool.finished()
+        news = self.pool.turn()
         for session in self.sessions:
-            session.finished(outcomes)
+            session.tell(news)
         for session in [session for session in self.sessions if not session.alive()]:
             self.runs.forget(session)
             self.sessions.remove(session)
@@ -263,6 +273,60 @@ def test_a_version_that_runs_differently_from_now_on_is_noted_once(arena: TwoSid
     version.row_cap = 2
     serve(arena, dealer, pool)
     assert dealer.sent[1].row_cap == 2, "the next gateway learns it, too"
+
+
+def test_an_evicted_version_is_told_under_each_number_and_comes_back_when_it_is_asked_for(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([LOAD, LoadModel(2, "toy", VERSION)], [], [batch(item(1, 1))], [LoadModel(2, "toy", VERSION)], [])
+    other = Dealer([LoadModel(7, "toy", VERSION)], [], [], [], [])
+    strange = Dealer([], [], [], [], [])
+    for each in (dealer, other, strange):
+        bench.join(each)
+    bench.turn()
+    del bench.pool.ready[KEY]
+    note = MemoryNote(1000, 0, 5000, 120, 123, 1, 1, [])
+    bench.pool.news = News(evicted=[KEY], memory=note)
+    bench.serve()
+    kinds = [(type(message), getattr(message, "model", None)) for message in dealer.sent[3:]]
+    assert kinds == [(ModelEvicted, 1), (ModelEvicted, 2), (MemoryNote, None), (BatchDone, None), (ModelLoaded, 2)]
+    assert codes(dealer.sent[6]) == {1: Code.NOT_READY}, "it crossed with the eviction; the gateway queues it again"
+    assert other.sent[2:] == [ModelEvicted(7), note]
+    assert strange.sent[1:] == [note]
+
+
+def test_a_version_that_leaves_runs_what_was_there_and_nothing_new(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([LOAD], [batch(item(1, 1), number=1), batch(item(2, 2), number=2)], [], [], [])
+    session = bench.join(dealer)
+    bench.turn()
+    bench.turn()
+    assert session.waiting() == {KEY}
+    bench.pool.leaving = {KEY}
+    dealer.turns[0].extend([batch(item(3, 3), number=3), LOAD])
+    bench.serve()
+    answers = {done.batch: codes(done) for done in dealer.sent if isinstance(done, BatchDone)}
+    assert answers == {1: {1: None}, 2: {2: None}, 3: {3: Code.NOT_READY}}
+    assert session.waiting() == set()
+    assert len([message for message in dealer.sent if isinstance(message, ModelLoaded)]) == 2, "loaded anew"
+
+
+def test_a_version_is_pinned_while_one_of_its_numbers_is(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    lazy = LoadModel(2, "toy", VERSION, pinned=False)
+    steps: list[tuple[ToWorker, bool]] = [
+        (lazy, False),
+        (LOAD, True),
+        (PinModel(2, pinned=True), True),
+        (UnloadModel(1), True),
+        (PinModel(2, pinned=False), False),
+        (PinModel(2, pinned=True), True),
+        (lazy, False),
+        (PinModel(77, pinned=True), False),
+    ]
+    session = bench.join(Dealer(*([message] for message, _ in steps), []))
+    for message, pinned in steps:
+        bench.turn()
+        assert session.pinned() == ({KEY} if pinned else set()), message
 
 
 def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: TwoSidedArena) -> None:

@@ -1,0 +1,58 @@
+"""How a load gives way to batches: the loop says when it has run one, the loader pauses between its steps."""
+
+import os
+import sys
+import threading
+
+from shared.clock import Clock
+from shared.logs import get_logger
+
+LATELY_S = 1.0
+"""A batch that ended so long ago still means that there is traffic to give way to."""
+LONGEST_PAUSE_S = 0.5
+"""A load takes at most so much longer per step, however long its steps are."""
+NICE = 10
+"""Of the loader's thread, and of the threads that it starts for its passes: a tenth of a core that batches want, too.
+Not 19: a thread that holds the interpreter's lock while it waits for a core holds up the loop."""
+SWITCH_S = 0.0005
+"""How long the loader may keep the interpreter's lock from the loop. By default 5 ms, and a forward pass asks for it
+after each layer."""
+
+_log = get_logger()
+
+
+class Pace:
+    """Shared by two threads; each field has one writer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s = float("-inf")
+        self._closing = threading.Event()
+
+    def ran(self) -> None:
+        """The loop has run a batch."""
+        self._last_s = self._clock()
+
+    def give_way(self, spent_s: float) -> None:
+        """The loader has just spent so long on a step: as long a pause, if there is traffic."""
+        if self._clock() - self._last_s <= LATELY_S:
+            self._closing.wait(min(spent_s, LONGEST_PAUSE_S))
+
+    def close(self) -> None:
+        """No more pauses: the one under way ends."""
+        self._closing.set()
+
+    def __repr__(self) -> str:
+        return f"<Pace last={self._last_s:.3f} closing={self._closing.is_set()}>"
+
+
+def step_back() -> None:
+    """Lower the priority of the calling thread, and of the threads that it will start. Only on Linux.
+
+    It can't be raised again without a privilege, and need not be.
+    """
+    if sys.platform == "linux":
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        except OSError as error:  # a sandbox may forbid it: loads are then as important as batches
+            _log.info("loads have the priority of batches", reason=error.strerror)
