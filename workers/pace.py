@@ -12,7 +12,7 @@ LATELY_S = 1.0
 LONGEST_PAUSE_S = 0.5
 """A load takes at most so much longer per step, however long its steps are."""
 NICE = 10
-"""Of the loader's thread, and of the threads that it starts for its passes: a tenth of a core that batches want, too.
+"""What is added for the loader's thread and the threads that it starts: they get a tenth of a core that batches want.
 Not 19: a thread that holds the interpreter's lock while it waits for a core holds up the loop."""
 SWITCH_S = 0.0005
 """How long the loader may keep the interpreter's lock from the loop. By default 5 ms, and a forward pass asks for it
@@ -47,12 +47,13 @@ class Pace:
 
 
 def step_back() -> None:
-    """Lower the priority of the calling thread, and of the threads that it will start. Only on Linux.
+    """Lower the priority of the calling thread, and the threads that it will start. Only on Linux.
 
     It can't be raised again without a privilege, and need not be.
     """
     if sys.platform == "linux":
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
         except OSError as error:  # a sandbox may forbid it: loads are then as important as batches
             _log.info("loads have the priority of batches", reason=error.strerror)

@@ -1,6 +1,6 @@
 """Stand-ins for the worker's tests: a runner whose rows decide what happens, a tiny pipeline, repositories on disk."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from shared.repository_writer import add_version
 from shared.results import Result
 from shared.tensors import Array, SlotRef, Tensor, TensorSpec
 from workers.backends.base import DeviceLost, Forward, OutOfMemory, Precision, Runner
-from workers.model_pool import Key, LoadedVersion
+from workers.loaded import Key, LoadedVersion
 from workers.staging import Inputs
 
 WIDTH = 4
+TOY = Key("toy", "0" * 16, revision_of(b""))
 POISON = 666.0
 OVERFLOW = 1e6
 """Not finite in FP16, fine in FP32."""
@@ -107,11 +108,9 @@ class FakeRunner(Runner):
         return Forward([rows * 2], finite, copy_s=0.001, run_s=0.002)
 
 
-def loaded(runner: Runner, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> LoadedVersion:
+def loaded(runner: Runner, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), key: Key = TOY) -> LoadedVersion:
     """A ready version around a runner."""
-    return LoadedVersion(
-        Key("toy", "0" * 16, revision_of(b"")), runner, ToyPipeline(), [(size, 0.001) for size in sizes]
-    )
+    return LoadedVersion(key, runner, ToyPipeline(), [(size, 0.001) for size in sizes])
 
 
 def item(number: int, *firsts: float, deadline_s: float = FOREVER_S, slots: Sequence[SlotRef] = ()) -> BatchItem:
@@ -155,16 +154,3 @@ def toy_model(root: Path, name: str, model_yaml: str, files: Mapping[str, bytes]
     for path in paths.values():
         path.unlink()
     return version
-
-
-def sequence(*outcomes: LoadedVersion | Exception) -> Callable[[Key, bytes], LoadedVersion]:
-    """A load function that gives or raises these, one per call."""
-    left = list(outcomes)
-
-    def load(_: Key, config: bytes) -> LoadedVersion:
-        outcome = left.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    return load
