@@ -109,7 +109,7 @@ def test_the_worker_with_simulated_models_only_never_imports_torch(tmp_path: Pat
         "import sys; from pathlib import Path; import workers.__main__ as main; from shared.settings import Settings;"
         "from workers import loading; settings = Settings(repository=Path(sys.argv[1]));"
         "device = main._device(settings, 0); loader = loading.Loader(settings, device);"
-        "loaded = [loader.load(key) for key in loading.served(settings)];"
+        "loaded = [loader.load(*wanted) for wanted in loading.served(settings)];"
         "print(device.name, len(loaded), 'torch' in sys.modules)"
     )
     argv = [sys.executable, "-c", probe, str(tmp_path)]
