@@ -1,5 +1,6 @@
 """Keys tell apart everything that an answer depends on; the store never holds more than its budget, nor too long."""
 
+import tracemalloc
 from itertools import combinations
 
 import pytest
@@ -150,3 +151,17 @@ def test_without_room_nothing_is_kept(budget: int) -> None:
     cache = ResultCache(budget, 60.0)
     cache.put(b"k", RESULTS, 0.0)
     assert cache.get(b"k", 0.0) is None
+
+
+def test_an_entry_takes_no_more_than_is_counted() -> None:
+    cache, answer = ResultCache(100_000_000, 60.0), [Classification([LABEL])]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(5000):
+            cache.put(number.to_bytes(32, "little"), answer, float(number) / 1000)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(cache.store) == 5000
+    assert 0.5 * cache.store.nbytes < taken <= cache.store.nbytes
