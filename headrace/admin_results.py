@@ -74,6 +74,8 @@ class VersionFigures(msgspec.Struct, frozen=True, kw_only=True):
     errors: int = 0
     nonfinite: int = 0
     slow: int = 0
+    """Of `batches`."""
+    batches: int = 0
     compared: int = 0
     disagreed: int = 0
     p50_ms: float = 0.0

@@ -13,11 +13,12 @@ from google.protobuf.message import Message
 
 from gateway.api import admin_parse, admin_render
 from gateway.api.admin_disk import Disk
-from gateway.api.admin_render import Figures, Key, Notes
+from gateway.api.admin_render import Key, Notes
 from gateway.api.admin_storage import Storage
 from gateway.api.admin_upload import Uploads
 from gateway.api.admin_watch import Watches
 from gateway.api.interceptors import Call, Edge, Parse
+from gateway.figures import VersionFigures
 from gateway.orders import Order
 from gateway.state import ModelState, ServerState
 from protos.headrace.v1 import admin_pb2 as pb
@@ -54,7 +55,7 @@ class AdminPort(Protocol):
     def traffic(self, name: str) -> Traffic:
         """As it is in force, history included. Raises UnknownModel."""
 
-    def figures(self, name: str) -> Sequence[Figures]:
+    def figures(self, name: str) -> Sequence[VersionFigures]:
         """What each version has done since the canary started. Raises UnknownModel."""
 
 

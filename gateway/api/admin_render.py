@@ -1,10 +1,11 @@
 """Models, versions, traffic and memory as admin messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway.figures import VersionFigures
 from gateway.state import ModelState
 from protos.headrace.v1 import admin_pb2 as pb
 from shared.messages import MemoryNote, ModelUse
@@ -16,50 +17,6 @@ Key = tuple[str, str]
 """A model's name and a version."""
 Notes = Sequence[tuple[str, MemoryNote]]
 """Each worker's name, and what it last said of its memory."""
-
-
-class Figures(Protocol):
-    """What a version has done since the canary started; `gateway.guard.VersionFigures`."""
-
-    @property
-    def version(self) -> str:
-        """Its hash."""
-
-    @property
-    def role(self) -> str:
-        """What it is to its model."""
-
-    @property
-    def requests(self) -> int:
-        """Answered or failed."""
-
-    @property
-    def errors(self) -> int:
-        """Failed by the version's own fault."""
-
-    @property
-    def nonfinite(self) -> int:
-        """Answers with NaN or infinity."""
-
-    @property
-    def slow(self) -> int:
-        """Batches far slower than the current version's."""
-
-    @property
-    def compared(self) -> int:
-        """Of a shadow."""
-
-    @property
-    def disagreed(self) -> int:
-        """Of these."""
-
-    @property
-    def p50_ms(self) -> float:
-        """The median."""
-
-    @property
-    def p99_ms(self) -> float:
-        """What one in a hundred takes longer than."""
 
 
 class Uses(NamedTuple):
@@ -160,7 +117,7 @@ _CHANGE = {
 }
 
 
-def figures(each: Figures, share: float) -> pb.VersionFigures:
+def figures(each: VersionFigures, share: float) -> pb.VersionFigures:
     """What a version has done."""
     return pb.VersionFigures(
         version=each.version,
@@ -170,6 +127,7 @@ def figures(each: Figures, share: float) -> pb.VersionFigures:
         errors=each.errors,
         nonfinite=each.nonfinite,
         slow=each.slow,
+        batches=each.batches,
         compared=each.compared,
         disagreed=each.disagreed,
         p50_ms=each.p50_ms,

@@ -81,7 +81,7 @@ class Storage:
                     each,
                     keep=keep,
                     dry_run=request.dry_run,
-                    in_use=self._versions_in_use().__getitem__,
+                    in_use=self._versions_in_use()[each],
                 )
         if found and not request.dry_run:
             log.info("garbage collected", versions=[f"{each.name}/{each.version}" for each in found], by=by)

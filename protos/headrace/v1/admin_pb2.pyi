@@ -1239,6 +1239,7 @@ class VersionFigures(_message.Message):
     DISAGREED_FIELD_NUMBER: _builtins.int
     P50_MS_FIELD_NUMBER: _builtins.int
     P99_MS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     role: _builtins.str
     """As in VersionState."""
@@ -1246,17 +1247,18 @@ class VersionFigures(_message.Message):
     """Percent of the callers, as in VersionState."""
     requests: _builtins.int
     errors: _builtins.int
-    """Of these: failed by the version's own fault, answers with NaN or infinity, and batches far slower than the current
-    version's of the same size.
-    """
+    """Of these: failed by the server's or the version's fault, and answers with NaN or infinity."""
     nonfinite: _builtins.int
     slow: _builtins.int
+    """Batches far slower than the current version's of the same size (`guard.slow_factor`), of `batches`."""
     compared: _builtins.int
     """Of a shadow: answers compared with the current version's, and those that differ."""
     disagreed: _builtins.int
     p50_ms: _builtins.float
     """Milliseconds that half, and 99 of 100, of its requests took at most; 0: none yet."""
     p99_ms: _builtins.float
+    batches: _builtins.int
+    """Those whose cost can be compared."""
     def __init__(
         self,
         *,
@@ -1271,10 +1273,11 @@ class VersionFigures(_message.Message):
         disagreed: _builtins.int = ...,
         p50_ms: _builtins.float = ...,
         p99_ms: _builtins.float = ...,
+        batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared", b"compared", "disagreed", b"disagreed", "errors", b"errors", "nonfinite", b"nonfinite", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms", "requests", b"requests", "role", b"role", "share", b"share", "slow", b"slow", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "compared", b"compared", "disagreed", b"disagreed", "errors", b"errors", "nonfinite", b"nonfinite", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms", "requests", b"requests", "role", b"role", "share", b"share", "slow", b"slow", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

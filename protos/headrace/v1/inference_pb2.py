@@ -24,45 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/headrace/v1/inference.proto\x12\x0bheadrace.v1\"\xa8\x01\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\"\n\x06inputs\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Input\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.headrace.v1.Options\x12\x17\n\x0fpartial_results\x18\x06 \x01(\x08\"\\\n\x05Input\x12\x0f\n\x05image\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x07tensors\x18\x03 \x01(\x0b\x32\x17.headrace.v1.TensorListH\x00\x42\x06\n\x04kind\"\'\n\x07Options\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_top_k\"k\n\x0fPredictResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12$\n\x07results\x18\x04 \x03(\x0b\x32\x13.headrace.v1.Result\"d\n\x14PredictStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.PredictRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x9c\x01\n\x15PredictStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.headrace.v1.PredictResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.headrace.v1.ErrorH\x00\x12\x15\n\rserver_timing\x18\x04 \x01(\tB\t\n\x07outcome\"N\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x9d\x02\n\x06Result\x12\x35\n\x0e\x63lassification\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.ClassificationH\x00\x12-\n\ndetections\x18\x02 \x01(\x0b\x32\x17.headrace.v1.DetectionsH\x00\x12+\n\tembedding\x18\x03 \x01(\x0b\x32\x16.headrace.v1.EmbeddingH\x00\x12*\n\x07tensors\x18\x04 \x01(\x0b\x32\x17.headrace.v1.TensorListH\x00\x12\'\n\x04text\x18\x05 \x01(\x0b\x32\x17.headrace.v1.TextResultH\x00\x12#\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x12.headrace.v1.ErrorH\x00\x42\x06\n\x04kind\"3\n\x05Label\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x02\"4\n\x0e\x43lassification\x12\"\n\x06labels\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Label\"h\n\tDetection\x12!\n\x05label\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Label\x12\x0c\n\x04left\x18\x02 \x01(\x02\x12\x0b\n\x03top\x18\x03 \x01(\x02\x12\r\n\x05right\x18\x04 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x05 \x01(\x02\"W\n\nDetections\x12*\n\ndetections\x18\x01 \x03(\x0b\x32\x16.headrace.v1.Detection\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x1a\n\nTextResult\x12\x0c\n\x04text\x18\x01 \x01(\t\"2\n\nTensorList\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.headrace.v1.Tensor\"E\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\xad\x01\n\tInference\x12\x44\n\x07Predict\x12\x1b.headrace.v1.PredictRequest\x1a\x1c.headrace.v1.PredictResponse\x12Z\n\rPredictStream\x12!.headrace.v1.PredictStreamRequest\x1a\".headrace.v1.PredictStreamResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/headrace/v1/inference.proto\x12\x0bheadrace.v1\"\xe3\x01\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\"\n\x06inputs\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Input\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.headrace.v1.Options\x12\x17\n\x0fpartial_results\x18\x06 \x01(\x08\x12\x13\n\x0brouting_key\x18\x07 \x01(\t\x12$\n\x05\x63\x61\x63he\x18\x08 \x01(\x0e\x32\x15.headrace.v1.CacheUse\"\\\n\x05Input\x12\x0f\n\x05image\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x07tensors\x18\x03 \x01(\x0b\x32\x17.headrace.v1.TensorListH\x00\x42\x06\n\x04kind\"\'\n\x07Options\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_top_k\"k\n\x0fPredictResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12$\n\x07results\x18\x04 \x03(\x0b\x32\x13.headrace.v1.Result\"d\n\x14PredictStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.PredictRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x9c\x01\n\x15PredictStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.headrace.v1.PredictResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.headrace.v1.ErrorH\x00\x12\x15\n\rserver_timing\x18\x04 \x01(\tB\t\n\x07outcome\"N\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x9d\x02\n\x06Result\x12\x35\n\x0e\x63lassification\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.ClassificationH\x00\x12-\n\ndetections\x18\x02 \x01(\x0b\x32\x17.headrace.v1.DetectionsH\x00\x12+\n\tembedding\x18\x03 \x01(\x0b\x32\x16.headrace.v1.EmbeddingH\x00\x12*\n\x07tensors\x18\x04 \x01(\x0b\x32\x17.headrace.v1.TensorListH\x00\x12\'\n\x04text\x18\x05 \x01(\x0b\x32\x17.headrace.v1.TextResultH\x00\x12#\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x12.headrace.v1.ErrorH\x00\x42\x06\n\x04kind\"3\n\x05Label\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x02\"4\n\x0e\x43lassification\x12\"\n\x06labels\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Label\"h\n\tDetection\x12!\n\x05label\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Label\x12\x0c\n\x04left\x18\x02 \x01(\x02\x12\x0b\n\x03top\x18\x03 \x01(\x02\x12\r\n\x05right\x18\x04 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x05 \x01(\x02\"W\n\nDetections\x12*\n\ndetections\x18\x01 \x03(\x0b\x32\x16.headrace.v1.Detection\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x1a\n\nTextResult\x12\x0c\n\x04text\x18\x01 \x01(\t\"2\n\nTensorList\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.headrace.v1.Tensor\"E\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c*7\n\x08\x43\x61\x63heUse\x12\x15\n\x11\x43\x41\x43HE_USE_ALLOWED\x10\x00\x12\x14\n\x10\x43\x41\x43HE_USE_BYPASS\x10\x01\x32\xad\x01\n\tInference\x12\x44\n\x07Predict\x12\x1b.headrace.v1.PredictRequest\x1a\x1c.headrace.v1.PredictResponse\x12Z\n\rPredictStream\x12!.headrace.v1.PredictStreamRequest\x1a\".headrace.v1.PredictStreamResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.headrace.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CACHEUSE']._serialized_start=1636
+  _globals['_CACHEUSE']._serialized_end=1691
   _globals['_PREDICTREQUEST']._serialized_start=52
-  _globals['_PREDICTREQUEST']._serialized_end=220
-  _globals['_INPUT']._serialized_start=222
-  _globals['_INPUT']._serialized_end=314
-  _globals['_OPTIONS']._serialized_start=316
-  _globals['_OPTIONS']._serialized_end=355
-  _globals['_PREDICTRESPONSE']._serialized_start=357
-  _globals['_PREDICTRESPONSE']._serialized_end=464
-  _globals['_PREDICTSTREAMREQUEST']._serialized_start=466
-  _globals['_PREDICTSTREAMREQUEST']._serialized_end=566
-  _globals['_PREDICTSTREAMRESPONSE']._serialized_start=569
-  _globals['_PREDICTSTREAMRESPONSE']._serialized_end=725
-  _globals['_ERROR']._serialized_start=727
-  _globals['_ERROR']._serialized_end=805
-  _globals['_RESULT']._serialized_start=808
-  _globals['_RESULT']._serialized_end=1093
-  _globals['_LABEL']._serialized_start=1095
-  _globals['_LABEL']._serialized_end=1146
-  _globals['_CLASSIFICATION']._serialized_start=1148
-  _globals['_CLASSIFICATION']._serialized_end=1200
-  _globals['_DETECTION']._serialized_start=1202
-  _globals['_DETECTION']._serialized_end=1306
-  _globals['_DETECTIONS']._serialized_start=1308
-  _globals['_DETECTIONS']._serialized_end=1395
-  _globals['_EMBEDDING']._serialized_start=1397
-  _globals['_EMBEDDING']._serialized_end=1424
-  _globals['_TEXTRESULT']._serialized_start=1426
-  _globals['_TEXTRESULT']._serialized_end=1452
-  _globals['_TENSORLIST']._serialized_start=1454
-  _globals['_TENSORLIST']._serialized_end=1504
-  _globals['_TENSOR']._serialized_start=1506
-  _globals['_TENSOR']._serialized_end=1575
-  _globals['_INFERENCE']._serialized_start=1578
-  _globals['_INFERENCE']._serialized_end=1751
+  _globals['_PREDICTREQUEST']._serialized_end=279
+  _globals['_INPUT']._serialized_start=281
+  _globals['_INPUT']._serialized_end=373
+  _globals['_OPTIONS']._serialized_start=375
+  _globals['_OPTIONS']._serialized_end=414
+  _globals['_PREDICTRESPONSE']._serialized_start=416
+  _globals['_PREDICTRESPONSE']._serialized_end=523
+  _globals['_PREDICTSTREAMREQUEST']._serialized_start=525
+  _globals['_PREDICTSTREAMREQUEST']._serialized_end=625
+  _globals['_PREDICTSTREAMRESPONSE']._serialized_start=628
+  _globals['_PREDICTSTREAMRESPONSE']._serialized_end=784
+  _globals['_ERROR']._serialized_start=786
+  _globals['_ERROR']._serialized_end=864
+  _globals['_RESULT']._serialized_start=867
+  _globals['_RESULT']._serialized_end=1152
+  _globals['_LABEL']._serialized_start=1154
+  _globals['_LABEL']._serialized_end=1205
+  _globals['_CLASSIFICATION']._serialized_start=1207
+  _globals['_CLASSIFICATION']._serialized_end=1259
+  _globals['_DETECTION']._serialized_start=1261
+  _globals['_DETECTION']._serialized_end=1365
+  _globals['_DETECTIONS']._serialized_start=1367
+  _globals['_DETECTIONS']._serialized_end=1454
+  _globals['_EMBEDDING']._serialized_start=1456
+  _globals['_EMBEDDING']._serialized_end=1483
+  _globals['_TEXTRESULT']._serialized_start=1485
+  _globals['_TEXTRESULT']._serialized_end=1511
+  _globals['_TENSORLIST']._serialized_start=1513
+  _globals['_TENSORLIST']._serialized_end=1563
+  _globals['_TENSOR']._serialized_start=1565
+  _globals['_TENSOR']._serialized_end=1634
+  _globals['_INFERENCE']._serialized_start=1694
+  _globals['_INFERENCE']._serialized_end=1867
 # @@protoc_insertion_point(module_scope)

@@ -13,6 +13,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,6 +25,26 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CacheUse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheUseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheUse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_USE_ALLOWED: _CacheUse.ValueType  # 0
+    """They may answer."""
+    CACHE_USE_BYPASS: _CacheUse.ValueType  # 1
+    """Computed anew."""
+
+class CacheUse(_CacheUse, metaclass=_CacheUseEnumTypeWrapper):
+    """What a request says of the server's caches."""
+
+CACHE_USE_ALLOWED: CacheUse.ValueType  # 0
+"""They may answer."""
+CACHE_USE_BYPASS: CacheUse.ValueType  # 1
+"""Computed anew."""
+Global___CacheUse: _TypeAlias = CacheUse  # noqa: Y015
+
 @_typing.final
 class PredictRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -34,6 +55,8 @@ class PredictRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     PARTIAL_RESULTS_FIELD_NUMBER: _builtins.int
+    ROUTING_KEY_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model: 1..128 characters of A-Z a-z 0-9 . _ -, first one a letter or digit.
     Empty: the only served model that takes this kind of input, if there is exactly one.
@@ -46,6 +69,12 @@ class PredictRequest(_message.Message):
     """False: the first bad input fails the whole call with its status. True: each bad input has `Result.error`, and the
     call fails only when no input could be answered.
     """
+    routing_key: _builtins.str
+    """Requests with the same key go to the same version while a newer one has only a share of the callers (a canary):
+    a user's or a session's id, 0..256 characters. Empty: `request_id` decides.
+    """
+    cache: Global___CacheUse.ValueType
+    """Whether the answer may come from the server's caches, where they are switched on."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """1..`admission.max_inputs_per_request` inputs, answered in the same order."""
@@ -63,10 +92,12 @@ class PredictRequest(_message.Message):
         inputs: _abc.Iterable[Global___Input] | None = ...,
         options: Global___Options | None = ...,
         partial_results: _builtins.bool = ...,
+        routing_key: _builtins.str = ...,
+        cache: Global___CacheUse.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "options", b"options", "partial_results", b"partial_results", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "inputs", b"inputs", "model", b"model", "options", b"options", "partial_results", b"partial_results", "request_id", b"request_id", "routing_key", b"routing_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

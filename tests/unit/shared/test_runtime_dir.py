@@ -139,6 +139,7 @@ def test_sweep_removes_what_dead_gateways_left_and_nothing_else(parent: Path) ->
         folder.mkdir()
         (folder / "letter.txt").touch()
     runtime.gateway_socket().touch()
+    runtime.admin_socket().touch()
     (runtime.path / "worker-7.lock").touch()
     living = RuntimeDir.open(parent / "run")
     living.lock("worker-0")
@@ -158,7 +159,7 @@ def test_gateways_have_names_of_their_own_and_sweep_only_their_own(parent: Path)
     first.lock("gateway")
     second.lock("gateway-1")
     living = [first.private(1), second.private(2, 1)]
-    for path in (second.gateway_socket(1), second.peer_socket(1)):
+    for path in (second.gateway_socket(1), second.peer_socket(1), second.admin_socket(1)):
         path.touch()
     assert [path.name for path in living] == ["gateway-0000000000000001", "gateway-1-0000000000000002"]
     assert (second.gateway_socket(1).name, second.peer_socket(1).name) == ("gateway-1.sock", "gateway-1.peer")
@@ -166,6 +167,7 @@ def test_gateways_have_names_of_their_own_and_sweep_only_their_own(parent: Path)
     first.sweep()
     assert dead.exists()
     assert second.gateway_socket(1).exists()
+    assert second.admin_socket(1).exists()
     second.sweep(1)
     assert not dead.exists()
     assert [path.exists() for path in living] == [True, True]
@@ -181,8 +183,9 @@ def test_the_supervisor_sweeps_whatever_dead_gateways_left_and_spares_the_living
     for index in (0, 1, 2):
         living.gateway_socket(index).touch()
         living.peer_socket(index).touch()
+        living.admin_socket(index).touch()
     supervisor.sweep_all()
-    left = ["gateway-2.lock", "gateway-2.peer", "gateway-2.sock"]
+    left = ["admin-2.sock", "gateway-2.lock", "gateway-2.peer", "gateway-2.sock"]
     assert sorted(path.name for path in living.path.iterdir()) == left
     assert (living.is_held("gateway-2"), living.is_held("gateway-1")) == (True, False)
     supervisor.close()
