@@ -77,17 +77,18 @@ def digest_of(raw: RawInput) -> bytes:
     return maker.key()
 
 
-def key_of(made: Made, inputs: Sequence[bytes], options: bytes) -> bytes:
+def key_of(made: Made, inputs: Sequence[bytes], options: bytes, *, partial: bool = False) -> bytes:
     """The key of a question.
 
     `inputs`: the digest of each, in order. `options`: the parsed ones, encoded, so that a default that is spelt out is
-    the same question.
+    the same question. `partial`: whether failures of single inputs come back as results: who shares an answer while it
+    is computed must want the same of them.
     """
     maker = KeyMaker("answer")
     maker.text(made.name)
     maker.text(made.version)
     maker.text(made.revision)
-    maker.numbers((made.number,))
+    maker.numbers((made.number, partial))
     maker.data(options)
     for digest in inputs:
         maker.data(digest)

@@ -49,6 +49,7 @@ def test_every_part_matters() -> None:
         *(key(MADE._replace(**{field: value})) for field, value in zip(MADE._fields, ("z", "z", "z", 2), strict=True)),
         key_of(MADE, [digest_of(RawInput(kind="image", data=b"x"))] * 2, b""),
         key_of(MADE, [], b""),
+        key_of(MADE, [digest_of(RawInput(kind="image", data=b"x"))], b"", partial=True),
     ]
     assert all(one != other for one, other in combinations(keys, 2))
 
