@@ -25,7 +25,6 @@ from gateway.batcher import Batcher
 from gateway.build import served_models
 from gateway.command_line import Told
 from gateway.cost_model import CostModel
-from gateway.demand import Demand
 from gateway.describe import Parts, export
 from gateway.dispatch import Dispatcher
 from gateway.event_loop import new_event_loop
@@ -35,8 +34,8 @@ from gateway.forecast import Forecast
 from gateway.gate import Gate
 from gateway.inflight import InFlight
 from gateway.leases import Leases
+from gateway.lives import Knit, Lives
 from gateway.metrics import Metrics
-from gateway.model_control import ModelControl
 from gateway.pauses import Pauses
 from gateway.pool_client import PoolClient, PoolJob
 from gateway.pool_processes import PoolProcesses
@@ -45,8 +44,6 @@ from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.row_caps import RowCaps
 from gateway.serve import Announcement, serve, unless_stopped, until_settled
-from gateway.versions import Versions
-from gateway.watch import Watch
 from gateway.work import Work
 from gateway.worker_client import WorkerClient
 from shared import logs, settings_loader
@@ -145,20 +142,23 @@ class Gateway:
         self.readiness.connect(self.flow, parts.describe)
         row_caps = RowCaps(routing.models, self.dispatch.configure)
         self.workers.connect([row_caps, self.dispatch, self.readiness])
-        self.dispatch.on_batch = self.metrics.batch
         self.dispatch.drops, self.outcomes.refused_unread = self.metrics.drops, self.metrics.unread
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
         export(parts)
         self.metrics.registry.register(self.outcomes)
-        self.control = self._control(routing, row_caps)
+        knit = Knit(
+            self.admission, cost, self.dispatch, self.flow, self.metrics, self.pool, self.readiness, self.workers
+        )
+        self.lives = Lives(settings, routing, knit, row_caps.forget)
+        self.control = self.lives.control
         self.everywhere = None
         if count > 1:
             self.everywhere = Everywhere(index, [runtime.peer_socket(each) for each in range(count)], self.control)
             self.everywhere.connect(lambda: generate_latest(self.metrics.registry), self.readiness.debug)
         self.control.start(models)
         orders = self.everywhere or self.control
-        self.watch = Watch(settings.repository, self.control, orders.order, leads=index == 0)
+        self.lives.begin(orders, leads=index == 0)
         self.open_inference = OpenInference(
             Infer(self.flow, routing, settings, self.metrics.statistics),
             routing,
@@ -166,18 +166,6 @@ class Gateway:
             self.readiness,
             Repository(self.readiness, self.everywhere or self.control, allowed=settings.gateway.repository_control),
         )
-
-    def _control(self, routing: Routing, row_caps: RowCaps) -> ModelControl:
-        """Whatever brings versions in and takes them out."""
-        self.versions = Versions(self.settings, routing, self.dispatch, self.pool, self.workers)
-        self.versions.connect(self.readiness, [row_caps.forget])
-        control = ModelControl(self.settings, routing, self.versions)
-        control.changed = self.readiness.notify
-        demand = Demand(self.workers, self.readiness.wanted)
-        self.readiness.subscribe(demand.changed)
-        self.readiness.greeted = demand.again
-        self.flow.load, self.dispatch.parked.wanted = demand.ready, demand.load
-        return control
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
         """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs.
@@ -190,7 +178,7 @@ class Gateway:
         await self.welcomer.start()
         self.processes.start()
         collect_garbage_rarely()
-        self.watch.start()
+        self.lives.watch.start()
         try:
             if self.everywhere is not None:
                 await unless_stopped(self.everywhere.start(), stop)
@@ -203,7 +191,7 @@ class Gateway:
         finally:
             self.admission.close_doors()
             self.readiness.drain()
-            self.watch.close()
+            self.lives.watch.close()
             if front is not None:
                 await front.grpc.drain(self.settings.gateway.drain_ms / 1000)
                 _until_the_end.append(front.grpc)
@@ -228,7 +216,7 @@ class Gateway:
         self.pool.tick(self.settings.pool.job_limit_ms / 1000, self.pauses)
         self.dispatch.tick(self.pauses)
         self.readiness.tick()
-        self.versions.tidy()
+        self.lives.versions.tidy()
         self.forecast.tick(now_s())
 
     def _welcome(self, identity: bytes) -> Welcome:

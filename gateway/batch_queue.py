@@ -86,6 +86,8 @@ class Batch(msgspec.Struct, eq=False, gc=False):
     padded_rows: int
     charged_s: float = 0.0
     """Seconds of worker time that its model has been charged for."""
+    cost_rows: int = 0
+    """Rows that the device computed for it, padding included; known once it is back."""
 
 
 Place = tuple[QueueKey, int, bool]

@@ -3,12 +3,13 @@
 from typing import NamedTuple
 
 from gateway.batcher import BatchLimits
+from gateway.prepared_cache import preprocessing_digest
 from gateway.readiness import NO_WORKER
 from gateway.served import ServedModel
 from gateway.state import ModelState
 from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.logs import get_logger
-from shared.pipeline_loader import load_pipeline
+from shared.pipeline_loader import code_digest, load_pipeline
 from shared.repository import Repository
 from shared.settings import Settings
 
@@ -82,4 +83,6 @@ def served_model(
     model = ServedModel(number, state, load_pipeline(found, torch_allowed=False), limits)
     model.config, model.pinned = found.config_bytes, found.config.load == "at_start"
     model.cached = found.config.cache
+    own_code = code_digest(found.folder) if ":" in found.config.pipeline else ""
+    model.preprocessing = preprocessing_digest(found.config, own_code, found.labels())
     return model

@@ -82,7 +82,7 @@ class Parts:
         }
 
     def _model(self, model: ServedModel) -> dict[str, Any]:
-        counts = self.metrics.statistics.of(model.name)
+        counts = self.metrics.statistics.of(model.name, model.version)
         stages = {
             "queue": counts.queue,
             "compute_input": counts.compute_input,

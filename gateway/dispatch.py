@@ -161,7 +161,8 @@ class Dispatcher(WorkerEvents):
         if running is None:
             return
         batch = running.batch
-        self._cost.observe(batch.key, cost_rows(batch, worker), message.copy_s + message.run_s)
+        batch.cost_rows = cost_rows(batch, worker)
+        self._cost.observe(batch.key, batch.cost_rows, message.copy_s + message.run_s)
         self._batcher.ran(batch, message.copy_s + message.run_s)
         nobody = sum(self._answer(answer, message, batch) for answer in message.answers)
         model = self._models.get(batch.key.model)

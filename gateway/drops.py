@@ -9,13 +9,14 @@ had come:
     batch      prepared, waiting for company or for a worker
     copy       in the hands of a worker, and skipped there before the copy to the device
 
-Plain numbers, on the gateway's event loop only. Readiness's own batches are nobody's work and never counted.
+Plain numbers, on the gateway's event loop only. Readiness's batches and copies for shadows are no caller's work, and
+never counted.
 """
 
 from collections.abc import Iterator
 from enum import StrEnum
 
-from gateway.request import PROOF_PRIORITY
+from gateway.request import is_own
 from shared.errors import Code
 
 
@@ -38,7 +39,7 @@ class Drops:
 
     def add(self, model: str, point: Point, reason: Code, priority: int, items: int = 1) -> None:
         """Items of a served model (or of `unknown`, when it was not looked up yet) were dropped here."""
-        if priority != PROOF_PRIORITY:
+        if not is_own(priority):
             key = model, point, reason
             self._counts[key] = self._counts.get(key, 0) + items
 

@@ -2,6 +2,7 @@
 
     admit     routing.py, split.py       which version?
               pieces.py, demand.py       valid options and inputs? loaded, or to be loaded first?
+              reuse.py                   kept already? being computed already?
               admission.py, forecast.py  room for it? in time for its deadline?
     lease     leases.py                  slots in the arena: the credit to be decoded ahead of the worker
     prepare   pool_client.py             a pool process decodes straight into the slot
@@ -23,22 +24,26 @@ from gateway.dispatch import Dispatcher
 from gateway.drops import Point
 from gateway.finish import Finisher
 from gateway.forecast import Forecast, Place
-from gateway.leases import Leases
+from gateway.leases import Lease, Leases
 from gateway.metrics import MeasuredRequest, Metrics
 from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request, StageTimes
+from gateway.reuse import Reuse
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.underway import Coming, Underway
 from shared.clock import now_s
 from shared.errors import Code, DeadlineExceeded, HeadraceError
+from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
 from shared.results import Result
+from shared.settings_base import CacheSettings
 
 Load: TypeAlias = Callable[[ServedModel], Awaitable[None]]
+Results: TypeAlias = list[Result | HeadraceError]
 Tasks: TypeAlias = "list[asyncio.Task[list[Result]]]"
 """The items of one input, under way."""
 
@@ -72,6 +77,10 @@ class Flow:
         self._finisher = Finisher(pool)
         self.load: Load
         """Waits until a version that is loaded on demand can run; set by the composition."""
+        self.reuse = Reuse(CacheSettings())
+        """What need not be computed; off, unless the composition puts another one here."""
+        self.answered: Callable[[ServedModel, Request, Results], None] = lambda *_: None
+        """Told of every answer before it leaves: a shadow may get a copy of the request."""
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
@@ -81,46 +90,53 @@ class Flow:
             measured.routed(model)
             options = model.pipeline.parse_options(request.options)
             request.times.version = model.version
-            results = await self._computed(model, request, options, measured)
+            key = self.reuse.key(model, request, options)
+            results = self.reuse.found(key, request)
+            if results is None:
+                results = await self._admitted(model, request, options, measured, key)
+            self.answered(model, request, results)
             return Answer(model.name, model.version, results)
+
+    async def _admitted(
+        self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest, key: bytes | None
+    ) -> Results:
+        """By the door, and from there on together with whoever asks the same."""
+        measured.pieces = pieces = pieces_of(model, request)
+        measured.rows = rows_of(pieces)
+        with self._admission.admit(measured.rows, request.nbytes, request.arrived_s):
+            try:
+                async with asyncio.timeout_at(request.deadline_s):
+                    if model.waits_for_load:
+                        await self.load(model)
+                    results = await self.reuse.run(
+                        key, request, lambda: self._computed(model, request, options, measured)
+                    )
+            except TimeoutError:
+                raise DeadlineExceeded("the deadline passed before the answer was ready") from None
+        self.reuse.keep(key, request, results)
+        return results
 
     async def _computed(
         self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest
-    ) -> list[Result | HeadraceError]:
-        """From the door to the results."""
-        measured.pieces = pieces = pieces_of(model, request)
-        measured.rows = rows = rows_of(pieces)
-        with self._admission.admit(rows, request.nbytes, request.arrived_s):
-            if model.waits_for_load:
-                await self._loaded(model, request.deadline_s)
-            admitted_s = now_s()
-            place = Place(request.priority, request.deadline_s)
-            promise = self._forecast.check(model, rows, request.deadline_s - admitted_s, place)
-            measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
-            request.times.admit_s = admitted_s - request.arrived_s
-            try:
-                async with asyncio.timeout_at(request.deadline_s):
-                    results = await self._all(model, pieces, request, options, terms)
-            except (TimeoutError, DeadlineExceeded, asyncio.CancelledError) as error:
-                if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
-                    self._forecast.missed(model, promise)
-                if isinstance(error, TimeoutError):
-                    raise DeadlineExceeded("the deadline passed before the answer was ready") from None
-                raise
-            self._forecast.answered(model, promise, now_s() - admitted_s)
+    ) -> Results:
+        """What the forecast promises in time, computed."""
+        admitted_s = now_s()
+        place = Place(request.priority, request.deadline_s)
+        promise = self._forecast.check(model, measured.rows, request.deadline_s - admitted_s, place)
+        measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
+        request.times.admit_s = admitted_s - request.arrived_s
+        try:
+            results = await self.all(model, measured.pieces, request, options, terms)
+        except (DeadlineExceeded, asyncio.CancelledError) as error:
+            if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
+                self._forecast.missed(model, promise)
+            raise
+        self._forecast.answered(model, promise, now_s() - admitted_s)
         return results
 
-    async def _loaded(self, model: ServedModel, deadline_s: float) -> None:
-        """Wait for a version that is loaded on demand. Raises NotReady, DeadlineExceeded."""
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await self.load(model)
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the model was loaded") from None
-
-    async def _all(
+    async def all(
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms
-    ) -> list[Result | HeadraceError]:
+    ) -> Results:
         """All inputs of the request side by side; each of their items stands by itself in every queue."""
         first = pieces[0]
         if len(pieces) == 1 and isinstance(first, list) and len(first) == 1:  # the common case needs no task of its own
@@ -130,7 +146,7 @@ class Flow:
 
     async def _side_by_side(
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms
-    ) -> list[Result | HeadraceError]:
+    ) -> Results:
         """Each item in a task of its own."""
         loop, times = asyncio.get_running_loop(), []
         tasks: list[Tasks | HeadraceError] = []
@@ -179,7 +195,7 @@ class Flow:
             Underway(model, raw.rows, terms, self._metrics.drops) as underway,
             await self._leases.acquire(model, raw, terms) as lease,
         ):
-            prepared = await prepare(self._pool, lease, raw, options, deadline_s)
+            prepared = await self._prepared(lease, raw, options, deadline_s)
             underway.prepared(prepared.elapsed_s)
             times.prepare_s = prepared.elapsed_s
             times.wait_s = now_s() - asked_s - prepared.elapsed_s
@@ -194,12 +210,21 @@ class Flow:
             times.finish_s = now_s() - ran_s
         return results
 
+    async def _prepared(self, lease: Lease, raw: RawInput, options: Options, deadline_s: float) -> Prepared:
+        """The item's tensors, kept from before or made by a pool process."""
+        key = self.reuse.prepared_key(lease.model, raw, options)
+        prepared = self.reuse.prepared(key, lease)
+        if prepared is None:
+            prepared = await prepare(self._pool, lease, raw, options, deadline_s)
+            self.reuse.keep_prepared(key, prepared, self._leases.memory)
+        return prepared
+
 
 def _running(tasks: "list[Tasks | HeadraceError]") -> "list[asyncio.Task[list[Result]]]":
     return [task for items in tasks if isinstance(items, list) for task in items]
 
 
-async def _collect(tasks: "list[Tasks | HeadraceError]", *, partial: bool) -> list[Result | HeadraceError]:
+async def _collect(tasks: "list[Tasks | HeadraceError]", *, partial: bool) -> Results:
     """One result per input, in order. Without `partial` the first failure in time ends the request."""
     when = asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION
     await asyncio.wait(_running(tasks), return_when=when)

@@ -7,7 +7,7 @@ or `ok`, so the number of series is bounded.
 import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from prometheus_client import CollectorRegistry, Metric, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from gateway.batcher import Batch
 from gateway.drops import Drops, Point
 from gateway.pieces import Pieces
-from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
-from gateway.series import Counter, Histogram
+from gateway.request import DEFAULT_PRIORITY, Request, StageTimes, is_own
+from gateway.series import Count, Counter, Histogram
 from gateway.statistics import Statistics
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError
@@ -41,6 +41,9 @@ _LEFT = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 """Label values and number, one for each series."""
+
+
+Judged: TypeAlias = "Callable[[MeasuredRequest, Code | None, float], None]"
 
 
 class _ReadOnly(Collector):
@@ -105,7 +108,23 @@ class Metrics:
             ("model",),
             registry=registry,
         )
+        self.version_requests = Counter(
+            "headrace_version_requests",
+            "Requests by the version that they went to, and by outcome.",
+            ("model", "version", "outcome"),
+            registry=registry,
+        )
+        self.version_request_s = Histogram(
+            "headrace_version_request_seconds",
+            "From arrival to answer, by version.",
+            ("model", "version"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._models: dict[str, _OfModel] = {}
+        self._versions: dict[tuple[str, str], _OfVersion] = {}
+        self.judged: Judged = lambda _measured, _outcome, _seconds: None
+        """Told of every request that went to a version, how it ended and after how long."""
         self.statistics = Statistics()
         """The same events, as the Open Inference Protocol counts them."""
 
@@ -134,8 +153,8 @@ class Metrics:
         of_model = self.of(model.name)
         of_model.batch_rows.observe(batch.rows)
         of_model.rows.inc(done.rows_run)
-        if batch.items[0].priority != PROOF_PRIORITY:  # statistics are of what callers asked for
-            self.statistics.of(model.name).ran(batch.rows, done.copy_s, done.run_s)
+        if not is_own(batch.items[0].priority):  # statistics are of what callers asked for
+            self.statistics.of(model.name, model.version).ran(batch.rows, done.copy_s, done.run_s)
             self.drops.computed(model.name, nobody)
         if done.rows_rescued:
             of_model.rescued.inc(done.rows_rescued)
@@ -152,6 +171,20 @@ class Metrics:
         """The name that a request gives, once it is one of ours that has run; else `unknown`."""
         return asked if asked in self._models else "unknown"
 
+    def of_version(self, name: str, version: str) -> "_OfVersion":
+        """The metrics of one version of a served model."""
+        found = self._versions.get((name, version))
+        if found is None:
+            found = self._versions[name, version] = _OfVersion(self, (name, version))
+        return found
+
+    def forget(self, name: str, version: str) -> None:
+        """The version is served no more: its series end, so that they don't pile up over the years."""
+        self._versions.pop((name, version), None)
+        self.statistics.forget(name, version)
+        for series in (self.version_requests, self.version_request_s):
+            series.forget(name, version)
+
     def of(self, name: str) -> _OfModel:
         """The metrics of a served model; `unknown` for requests that named none of ours."""
         found = self._models.get(name)
@@ -160,10 +193,37 @@ class Metrics:
         return found
 
 
+class _OfVersion:
+    """One version's outcomes and latencies, with labels resolved once."""
+
+    __slots__ = ("_labels", "_outcomes", "_requests", "_seconds")
+
+    def __init__(self, metrics: "Metrics", labels: tuple[str, str]) -> None:
+        self._labels = labels
+        self._requests = metrics.version_requests
+        self._seconds = metrics.version_request_s.labels(*labels)
+        self._outcomes: dict[str, Count] = {}
+
+    def count(self, outcome: Code | None, seconds: float) -> None:
+        """One request ended."""
+        word = outcome or "ok"
+        counted = self._outcomes.get(word)
+        if counted is None:  # most versions never see most outcomes: no series for these
+            counted = self._outcomes[word] = self._requests.labels(*self._labels, word)
+        counted.inc()
+        if outcome is None:
+            self._seconds.observe(seconds)
+
+
 class MeasuredRequest:
     """Counts a request's outcome exactly once, whatever it is. The flow fills in how far the request has come."""
 
     __slots__ = ("_metrics", "_request", "model", "pieces", "rows", "terms")
+
+    @property
+    def nonfinite_rows(self) -> int:
+        """Rows with NaN or infinity in what was answered."""
+        return self._request.times.nonfinite_rows
 
     def __init__(self, metrics: Metrics, request: Request) -> None:
         self._metrics = metrics
@@ -173,6 +233,11 @@ class MeasuredRequest:
         self.rows = 0
         self.terms: Terms | None = None
         """Once it is admitted."""
+
+    @property
+    def reused(self) -> bool:
+        """Whether it was answered without being computed."""
+        return bool(self._request.times.reused)
 
     def routed(self, model: "ServedModel") -> None:
         """Who is to answer it; from here on the version is kept for this request."""
@@ -188,10 +253,14 @@ class MeasuredRequest:
         if self.model is not None:
             self.model.requests -= 1
         name = self.model.name if self.model else self._metrics.known(self._request.model)
-        of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name)
+        version = self.model.version if self.model is not None else ""
+        of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name, version)
         outcome = self._outcome(error)
         of_model.outcomes[outcome or "ok"].inc()
         spent_s = now_s() - self._request.arrived_s
+        if self.model is not None:
+            self._metrics.of_version(name, version).count(outcome, spent_s)
+            self._metrics.judged(self, outcome, spent_s)
         if outcome is not None:
             statistics.failed(outcome, spent_s)
             self._dropped(name, outcome)

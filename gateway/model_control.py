@@ -4,10 +4,10 @@ A newer version, or a newer model.yaml, is loaded and proven beside the one that
 `routing` moves. What can't be loaded changes nothing. Lives on the event loop.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, applied
 from gateway.routing import Routing
@@ -15,23 +15,14 @@ from gateway.served import ServedModel
 from gateway.split import Split
 from gateway.state import ModelState, Role
 from gateway.versions import Versions
-from shared.errors import HeadraceError, NotReady, StartupError, UnknownModel, UnknownVersion
+from shared.errors import HeadraceError, StartupError, UnknownModel
 from shared.logs import get_logger
-from shared.model_config import config_bytes, revision_of
-from shared.repository import Repository
-from shared.repository_writer import change_traffic, now_utc
+from shared.model_config import revision_of
+from shared.repository_writer import now_utc
 from shared.settings import Settings
 from shared.traffic import Traffic
 
 log = get_logger()
-
-
-class InForce(NamedTuple):
-    """What a model is served by."""
-
-    traffic: Traffic
-    config: bytes
-    """model.yaml."""
 
 
 class Others(Protocol):
@@ -58,11 +49,13 @@ class ModelControl:
     """Puts models and versions into service and takes them out, one order after another for each model."""
 
     def __init__(self, settings: Settings, routing: Routing, versions: Versions) -> None:
-        self._settings = settings
+        self._disk = ModelFiles(settings.repository)
         self._routing = routing
         self._versions = versions
         self._locks = NameLocks()
         self._in_force: dict[str, InForce] = {}
+        self.pointed: Callable[[str, Split[ServedModel] | None], None] = lambda _name, _split: None
+        """Told of every change of who answers whom; None: the model is served no more."""
         self.changed: Callable[[], None] = lambda: None
         """Called after the traffic of a model has changed."""
 
@@ -95,7 +88,7 @@ class ModelControl:
         that is served already goes on.
         """
         async with self._locks.held(name):
-            wanted = await self._wanted(name)
+            wanted = await self._disk.wanted(name)
             await self._serve(name, wanted)
         split = self._routing.split(name)
         if split is not None:
@@ -118,6 +111,7 @@ class ModelControl:
                 self._versions.let_go(model)
         self._routing.point(Split(split.current))
         self._in_force.pop(name, None)
+        self.pointed(name, None)
         self.changed()
 
     async def order(self, name: str, order: Order, by: str, others: Others | None = None) -> Traffic:
@@ -129,14 +123,14 @@ class ModelControl:
         at = now_utc()
         async with self._locks.held(name):
             known = self._known(name)
-            wanted = await self._wanted(name)
+            wanted = await self._disk.wanted(name)
             after = applied(wanted.traffic, order, at, by)
             if after is wanted.traffic:
                 return after
-            await self._check_there(name, after)
+            await self._disk.check_there(name, after)
             found = await self._prepare(name, InForce(after, known.config))
             await others.prepare(name, after.without_history())
-            after = await self._written(name, lambda disk: applied(disk, order, at, by))
+            after = await self._disk.write(name, lambda disk: applied(disk, order, at, by))
             self._switch(name, InForce(after, known.config), found)
         await others.adopt(name)
         return after
@@ -152,7 +146,7 @@ class ModelControl:
             if name not in self._in_force:
                 return
             try:
-                await self._serve(name, await self._wanted(name))
+                await self._serve(name, await self._disk.wanted(name))
             except (HeadraceError, StartupError) as error:
                 self._refused(name, error.text)
 
@@ -163,35 +157,6 @@ class ModelControl:
             return self._in_force[name]
         except KeyError:
             raise UnknownModel(f"model {name[:100]!r} is not served") from None
-
-    async def _wanted(self, name: str) -> InForce:
-        """What the disk says. Raises UnknownModel, UnknownVersion, NotReady."""
-        try:
-            return await asyncio.to_thread(self._read, name)
-        except StartupError as error:
-            raise NotReady(f"model {name[:100]!r} can't be loaded: {error.text}") from error
-
-    def _read(self, name: str) -> InForce:
-        repository = Repository(self._settings.repository)
-        current = repository.current(name)
-        traffic = repository.traffic(name)
-        if not traffic.current:
-            traffic = Traffic(current=current)
-        return InForce(traffic, config_bytes(self._settings.repository / name))
-
-    async def _written(self, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
-        try:
-            return await asyncio.to_thread(change_traffic, self._settings.repository, name, change)
-        except StartupError as error:  # the disk refuses
-            raise NotReady(error.text) from error
-
-    async def _check_there(self, name: str, traffic: Traffic) -> None:
-        """Versions that callers name must exist; a standby that was removed is nobody's mistake."""
-        there = await asyncio.to_thread(lambda: Repository(self._settings.repository).versions(name))
-        named = [traffic.current, *([traffic.canary.version] if traffic.canary is not None else [])]
-        for version in named:
-            if version not in there:
-                raise UnknownVersion(f"model {name[:100]!r} has no version {version[:100]!r}")
 
     async def _serve(self, name: str, wanted: InForce) -> None:
         before = self._in_force.get(name)
@@ -273,6 +238,7 @@ class ModelControl:
                 self._versions.retire(model)
         before = self._in_force.get(name)
         self._in_force[name] = wanted
+        self.pointed(name, self._routing.split(name))
         if before is not None and before.traffic.without_history() != traffic.without_history():
             log.info("traffic", model=name, **_told(traffic))
         self.changed()

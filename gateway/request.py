@@ -1,6 +1,6 @@
 """A request and its answer inside the gateway: what the edge hands to `gateway/flow.py` and gets back."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,13 @@ DEFAULT_PRIORITY = 100
 
 PROOF_PRIORITY = 0
 """Of readiness's own batches: nobody else can name it, so they share a batch with no request and are told apart."""
+SHADOW_PRIORITY = 1 << 63
+"""Of copies for a shadow: they run when nothing else waits. Nobody else can name it either."""
+
+
+def is_own(priority: int) -> bool:
+    """Whether work is the server's own, and no caller's: it is in no statistics."""
+    return priority in {PROOF_PRIORITY, SHADOW_PRIORITY}
 
 
 def late_s(arrived_s: float, deadline_s: float) -> float:
@@ -44,6 +51,8 @@ class StageTimes(msgspec.Struct):
     nonfinite_rows: int = 0
     """Rows of raw tensors that hold NaN or infinity; named in the header only when there are any."""
     version: str = ""
+    reused: Literal["", "kept", "shared"] = ""
+    """`kept`: answered from the cache; `shared`: by what another request had computed at the same time."""
 
     def slowest_of(self, items: list["StageTimes"]) -> None:
         """Take over the stages of the item that spent the most time in all."""
@@ -55,7 +64,8 @@ class StageTimes(msgspec.Struct):
 
     def server_timing(self) -> str:
         """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""
-        flag = f', nonfinite;desc="{self.nonfinite_rows}"' if self.nonfinite_rows else ""
+        flag = f', cache;desc="{self.reused}"' if self.reused else ""
+        flag += f', nonfinite;desc="{self.nonfinite_rows}"' if self.nonfinite_rows else ""
         return (
             f"admit;dur={self.admit_s * 1e3:.3f}, wait;dur={self.wait_s * 1e3:.3f}, "
             f"prepare;dur={self.prepare_s * 1e3:.3f}, batch;dur={self.batch_s * 1e3:.3f}, "

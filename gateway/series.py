@@ -71,6 +71,10 @@ class _Series(Generic[_Child]):
             found = self.by_values[values] = self._new()
         return found
 
+    def forget(self, first: tuple[str, ...]) -> None:
+        for values in [values for values in self.by_values if values[: len(first)] == first]:
+            del self.by_values[values]
+
 
 class Counter(Collector):
     """Counts by label values; `/metrics` shows the name with `_total`."""
@@ -83,6 +87,10 @@ class Counter(Collector):
     def labels(self, *values: str) -> Count:
         """The series of these label values, to be kept by whoever counts. Raises ValueError for too few or many."""
         return self._series.of(values)
+
+    def forget(self, *first: str) -> None:
+        """End all series whose first label values are these."""
+        self._series.forget(first)
 
     def collect(self) -> Iterable[Metric]:
         """Called when somebody reads `/metrics`."""
@@ -106,6 +114,10 @@ class Histogram(Collector):
     def labels(self, *values: str) -> Buckets:
         """The series of these label values, to be kept by whoever observes. Raises ValueError for too few or many."""
         return self._series.of(values)
+
+    def forget(self, *first: str) -> None:
+        """End all series whose first label values are these."""
+        self._series.forget(first)
 
     def collect(self) -> Iterable[Metric]:
         """Called when somebody reads `/metrics`."""

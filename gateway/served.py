@@ -60,6 +60,8 @@ class ServedModel:
         """model.yaml as it was read for this version: pool and workers are to have no other."""
         self.pinned = True
         """Whether a worker keeps it whatever else is to be loaded."""
+        self.preprocessing = b""
+        """What decides how an input is prepared (`gateway.prepared_cache.preprocessing_digest`)."""
         self.cached = True
         """Whether its answers may be kept: `cache` of model.yaml."""
         self.spec = pipeline.spec

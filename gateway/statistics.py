@@ -84,14 +84,18 @@ class ModelStatistics:
 
 
 class Statistics:
-    """All served models' counts."""
+    """All served versions' counts."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelStatistics] = {}
+        self._versions: dict[tuple[str, str], ModelStatistics] = {}
 
-    def of(self, name: str) -> ModelStatistics:
-        """The counts of a served model."""
-        found = self._models.get(name)
+    def of(self, name: str, version: str) -> ModelStatistics:
+        """The counts of one version of a model."""
+        found = self._versions.get((name, version))
         if found is None:
-            found = self._models[name] = ModelStatistics()
+            found = self._versions[name, version] = ModelStatistics()
         return found
+
+    def forget(self, name: str, version: str) -> None:
+        """The version is served no more."""
+        self._versions.pop((name, version), None)

@@ -40,6 +40,8 @@ class Versions:
         self._next_number = 1 + max((model.number for model in routing.models()), default=0)
         self._coming_s: dict[int, float] = {}
         self._forget: Sequence[Callable[[int], None]] = ()
+        self.gone: Callable[[str, str], None] = lambda _name, _version: None
+        """Told of the name and version of what is served no more, with whatever model.yaml."""
 
     def connect(self, readiness: Readiness, forget: Sequence[Callable[[int], None]] = ()) -> None:
         """Who keeps the versions' phases, and who else is told of those that are gone for good."""
@@ -139,6 +141,8 @@ class Versions:
         self._routing.remove(model)
         for forget in self._forget:
             forget(model.number)
+        if all(other.version != model.version for other in self._routing.of(model.name)):
+            self.gone(model.name, model.version)
         self._pool.close(model.number)
 
     def tidy(self) -> None:

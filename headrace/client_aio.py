@@ -73,10 +73,16 @@ class AsyncClient:
         model: str = "",
         options: Mapping[str, Any] | None = None,
         partial_results: bool = False,
+        routing_key: str = "",
         timeout_s: float | None = None,
     ) -> Prediction:
-        """Any task, one or many inputs in one request. Raises InferenceError, OSError."""
-        message = await _request(inputs, options or {}, model=model, partial_results=partial_results)
+        """Any task, one or many inputs in one request. Raises InferenceError, OSError.
+
+        `routing_key`: requests with the same one go to the same version while a canary has a share of them.
+        """
+        message = await _request(
+            inputs, options or {}, model=model, partial_results=partial_results, routing_key=routing_key
+        )
         return results.prediction(*await self._predict(message, timeout_s))
 
     async def classify_many(

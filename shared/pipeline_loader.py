@@ -68,6 +68,16 @@ def load_object(reference: str, folder: Path, name: str) -> Any:  # noqa: ANN401
         raise RepositoryError(f"model {name}: {module_name} has no {attribute}{nearest(attribute, known)}") from None
 
 
+def code_digest(folder: Path) -> str:
+    """What tells one state of the user's own code from another: all Python files of a model's folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
 def built_in_names() -> list[str]:
     """The pipelines that need no code of the user's."""
     folder = Path(importlib.import_module(BUILT_IN).__path__[0])

@@ -37,7 +37,10 @@ class Group(BaseModel):
 
 
 class CacheSettings(Group):
-    """What is not computed twice. Off by default; `cache: false` in model.yaml leaves a model out."""
+    """What is not computed twice. Off by default; `cache: false` in model.yaml leaves a model out.
+
+    With several gateways each has its share of the budgets, and knows only what has come to it.
+    """
 
     results_budget_bytes: Annotated[int, Field(ge=0)] = 0
     """Answers kept, by input, options and version; 0: none."""

@@ -1,9 +1,9 @@
 """What one of several gateways gets of the limits that are of all together. Used by each gateway, for itself.
 
-Requests, rows and bytes are divided evenly and rounded down, so that together they never admit more than was set; the
-arena is divided likewise (each share is then rounded up to a power of two, as the whole would be). Pool processes are
-dealt out one by one, and each gateway has at least one. `shared.settings` has checked that a share can still hold one
-batch, one request and one message.
+Requests, rows and bytes are divided evenly and rounded down, so that together they never admit more than was set;
+caches and the arena are divided likewise (each share of the arena is then rounded up to a power of two, as the whole
+would be). Pool processes are dealt out one by one, and each gateway has at least one. `shared.settings` has checked
+that a share can still hold one batch, one request and one message.
 """
 
 import os
@@ -16,7 +16,7 @@ def share_of(settings: Settings, index: int) -> Settings:
     count = settings.gateway.processes
     if count == 1:
         return settings
-    admission, arena = settings.admission, settings.arena
+    admission, arena, cache = settings.admission, settings.arena, settings.cache
     return settings.model_copy(
         update={
             "admission": admission.model_copy(
@@ -24,6 +24,12 @@ def share_of(settings: Settings, index: int) -> Settings:
                     "max_requests": admission.max_requests // count,
                     "max_rows": admission.max_rows // count,
                     "max_bytes": admission.max_bytes // count,
+                }
+            ),
+            "cache": cache.model_copy(
+                update={
+                    "results_budget_bytes": cache.results_budget_bytes // count,
+                    "prepared_budget_bytes": cache.prepared_budget_bytes // count,
                 }
             ),
             "arena": arena.model_copy(update={"budget_bytes": arena.budget_bytes // count}),

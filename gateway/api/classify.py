@@ -12,14 +12,14 @@ from gateway.api.multipart import Part, parts
 from gateway.api.native import Answers
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.models import Models, find
-from gateway.api.parse import shown
+from gateway.api.parse import check_routing_key, may_reuse, shown
 from gateway.request import Answer, StageTimes
 from gateway.request import Request as FlowRequest
 from shared.errors import HeadraceError, InvalidInput
 from shared.pipeline import Kind, RawInput
 from shared.results import Classification
 
-_OWN = ("model", "version", "timeout_ms")
+_OWN = ("model", "version", "timeout_ms", "routing_key", "cache")
 """Query parameters that are ours; all others are options of the model."""
 _FORM = "multipart/form-data"
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e-?[0-9]{1,2})?", re.ASCII)
@@ -32,8 +32,8 @@ DOC = Operation(
     "Plain upload",
     "Classify one image (or text)",
     "The upload is a form with one file (`-F file=@cat.jpg`), or the bytes themselves (`--data-binary @cat.jpg`). "
-    "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version "
-    "and timeout_ms are options of the model, such as top_k.",
+    "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version, "
+    "timeout_ms, routing_key and cache are options of the model, such as top_k.",
     f"-F file=@cat.jpg '{HOST}/v1/classify?top_k=3'",
     {
         "model": "efficientnet-lite0",
@@ -53,6 +53,8 @@ DOC = Operation(
         query_parameter("version", "string", "Default: the current one."),
         query_parameter("top_k", "integer", "How many labels, best first."),
         query_parameter("timeout_ms", "number", "Milliseconds; default gateway.default_deadline_ms."),
+        query_parameter("routing_key", "string", "The same one goes to the same version while a canary has a share."),
+        query_parameter("cache", "string", "bypass: computed anew."),
     ),
 )
 
@@ -102,6 +104,9 @@ class Classify:
         call.times = times = StageTimes()
         if "timeout_ms" in query:
             call.deadline_s = self._edge.limited(call.arrived_s, _milliseconds(query["timeout_ms"]) / 1e3)
+        routing_key = query.get("routing_key", "")
+        check_routing_key(routing_key)
+        reuse = may_reuse(query.get("cache", ""))
         answer = await call.while_connected(
             self._flow.answer(
                 FlowRequest(
@@ -113,6 +118,8 @@ class Classify:
                     deadline_s=call.deadline_s,
                     arrived_s=call.arrived_s,
                     nbytes=len(payload),
+                    routing_key=routing_key,
+                    reuse=reuse,
                     times=times,
                 )
             )

@@ -60,10 +60,12 @@ class Health:
         if service in self._whole:
             ready = not self._stopping and self._state.not_ready_reason() is None
         else:
-            phases = [model.phase for model in self._state.models() if model.name == service]
+            phases = [
+                model.phase for model in self._state.models() if model.name == service and model.role == "current"
+            ]
             if not phases:
                 return UNKNOWN
-            ready = not self._stopping and "ready" in phases
+            ready = not self._stopping and not {"ready", "on_demand"}.isdisjoint(phases)
         return SERVING if ready else NOT_SERVING
 
     async def check(self, message: "health_pb2.HealthCheckRequest", _call: Call) -> bytes:

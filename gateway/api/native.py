@@ -71,6 +71,7 @@ class Inference:
         if self.drain.started:
             raise Draining("the server is stopping and takes no new requests")
         parse.check_model(message.model, message.version)
+        parse.check_routing_key(message.routing_key)
         given = parse.raw_inputs(message, self._settings.admission, images)
         return Request(
             model=message.model,
@@ -82,6 +83,8 @@ class Inference:
             arrived_s=call.arrived_s,
             nbytes=given.nbytes,
             partial_results=message.partial_results,
+            routing_key=message.routing_key,
+            reuse=message.cache != pb.CACHE_USE_BYPASS,
             unreadable=given.unreadable,
             times=times,
         )

@@ -24,6 +24,8 @@ _SENTENCE_CHARS = 300
 """Of a decoder's message."""
 MAX_TENSORS = 64
 """Tensors of one input; no model of ours takes more, and each costs the gateway time."""
+MAX_KEY_CHARS = 256
+"""Of a routing key, which is hashed with every request: room for an e-mail address or a UUID."""
 MAX_RANK = 16
 """Dimensions of a tensor; bounds the product before it is computed."""
 
@@ -55,6 +57,19 @@ def check_request_id(request_id: str) -> None:
     """Raises InvalidInput."""
     if not _PRINTABLE.fullmatch(request_id):
         raise InvalidInput(f"request_id is {shown(request_id)}: it has 0..128 printable ASCII characters")
+
+
+def check_routing_key(key: str) -> None:
+    """Raises InvalidInput."""
+    if len(key) > MAX_KEY_CHARS:
+        raise InvalidInput(f"routing_key has {len(key)} characters; at most {MAX_KEY_CHARS} are allowed")
+
+
+def may_reuse(cache: str) -> bool:
+    """What a request says of the caches: `bypass`, or nothing. Raises InvalidInput."""
+    if cache not in {"", "bypass"}:
+        raise InvalidInput(f"cache is {shown(cache)}; it takes bypass, or nothing")
+    return not cache
 
 
 NO_IMAGES: Mapping[int, memoryview] = {}

@@ -109,8 +109,10 @@ class Echo:
         request.times.run_s, request.times.version = 0.002, VERSION
         model = next(one for one in self._models.models() if one.name == request.model)
         rows = sum(raw.rows for raw in request.inputs)
-        self._statistics.of(model.name).succeeded(time.monotonic() - request.arrived_s, request.times, rows)
-        self._statistics.of(model.name).ran(rows, 0.001, 0.002)
+        self._statistics.of(model.name, model.version).succeeded(
+            time.monotonic() - request.arrived_s, request.times, rows
+        )
+        self._statistics.of(model.name, model.version).ran(rows, 0.001, 0.002)
         results: list[FlowResult | HeadraceError] = [
             _echoed(model, request, number) for number in range(len(request.inputs))
         ]

@@ -1,7 +1,7 @@
 """One inference request of the protocol, whichever codec it came through: checks → flow → output tensors."""
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from gateway.api.native import Answers
 from gateway.api.open_inference import inputs, outputs, parameters
@@ -12,7 +12,7 @@ from gateway.api.parse import shown
 from gateway.request import Request, StageTimes
 from gateway.statistics import Statistics
 from shared.clock import now_s
-from shared.errors import HeadraceError, InvalidInput
+from shared.errors import HeadraceError, InvalidInput, UnknownModel
 from shared.settings import Settings
 
 _LOGGABLE = re.compile(r"[ -~]{1,128}")
@@ -58,10 +58,9 @@ class Infer:
 
     def refused(self, name: str, error: HeadraceError, arrived_s: float) -> None:
         """A request was refused before the flow saw it; a codec calls this for its own refusals."""
-        if any(
-            model.name == name for model in self._models.models()
-        ):  # never a counter for a name that a caller made up
-            self._statistics.of(name).failed(error.code, now_s() - arrived_s)
+        with suppress(UnknownModel):  # never a counter for a name that a caller made up
+            version = find(self._models, name, "").version
+            self._statistics.of(name, version).failed(error.code, now_s() - arrived_s)
 
     def _request(self, model: Served, request: InferRequest, places: ExitStack) -> Request:
         """Every check that needs no work of others; what is refused here has cost nothing but its message."""
@@ -88,6 +87,8 @@ class Infer:
                 model, parameters.options(request.parameters, model.pipeline.options_type), request.outputs
             ),
             priority=parameters.priority(request.parameters),
+            routing_key=parameters.routing_key(request.parameters),
+            reuse=parameters.reuse(request.parameters),
             deadline_s=deadline_s,
             arrived_s=request.arrived_s,
             nbytes=sum(one.nbytes for one in raw),

@@ -85,7 +85,7 @@ def find(models: Models, name: str, version: str) -> Served:
 
     Raises UnknownModel, UnknownVersion, or InvalidInput for what can't be a version.
     """
-    named = [model for model in models.models() if model.name == name and model.state.phase != "unloaded"]
+    named = versions_of(models, name)
     if not named:
         raise UnknownModel(f"model {shown(name)} is not served" if name else "the request names no model")
     if not version:
@@ -99,6 +99,21 @@ def find(models: Models, name: str, version: str) -> Served:
             "or a number"
         )
     raise UnknownVersion(f"version {shown(version)} of model {shown(name)} is not served")
+
+
+def versions_of(models: Models, name: str) -> list[Served]:
+    """The versions of a model that can be asked for: the current one first."""
+    found = [
+        model
+        for model in models.models()
+        if model.name == name and model.state.phase != "unloaded" and model.state.role not in {"coming", "retiring"}
+    ]
+    return sorted(found, key=lambda model: model.state.role != "current")
+
+
+def can_answer(model: Served) -> bool:
+    """Whether a request would be answered: at once, or after it has had the model loaded."""
+    return model.state.phase in {"ready", "on_demand"}
 
 
 def number_of(version: str) -> str:

@@ -5,8 +5,8 @@ import functools
 import msgspec
 
 from gateway.api.open_inference.model import InferRequest, Parameters
-from gateway.api.parse import shown
-from gateway.request import DEFAULT_PRIORITY
+from gateway.api.parse import check_routing_key, may_reuse, shown
+from gateway.request import DEFAULT_PRIORITY, SHADOW_PRIORITY
 from shared.errors import InvalidInput
 from shared.pipeline import Options
 
@@ -16,6 +16,8 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "timeout": ((int,), "a whole number of microseconds, 0 or more"),
     "priority": ((int,), "a whole number, 0 or more"),
+    "routing_key": ((str,), "a text"),
+    "cache": ((str,), "the text bypass"),
     "sequence_id": ((int, str), "a whole number, 0 or more, or a text"),
     "sequence_start": ((bool,), "a boolean"),
     "sequence_end": ((bool,), "a boolean"),
@@ -47,7 +49,19 @@ def deadline_s(request: InferRequest) -> float:
 def priority(parameters: Parameters) -> int:
     """1 is the most urgent; 0 or none is the default, which lies behind 1..99."""
     value = parameters.get("priority")
-    return value if value and isinstance(value, int) else DEFAULT_PRIORITY
+    return min(value, SHADOW_PRIORITY - 1) if value and isinstance(value, int) else DEFAULT_PRIORITY
+
+
+def routing_key(parameters: Parameters) -> str:
+    """What keeps a caller at one version while another one has a share. Raises InvalidInput."""
+    key = str(parameters.get("routing_key", ""))
+    check_routing_key(key)
+    return key
+
+
+def reuse(parameters: Parameters) -> bool:
+    """Whether the caches may answer. Raises InvalidInput."""
+    return may_reuse(str(parameters.get("cache", "")))
 
 
 @functools.lru_cache(maxsize=256)

@@ -47,7 +47,7 @@ class Repository:
     def index(self, *, only_ready: bool) -> list[ModelState]:
         """All models, or those that can answer now."""
         models = self._state.models() if self._control is None else self._control.index()
-        return [model for model in models if model.phase == "ready" or not only_ready]
+        return [model for model in models if model.phase in {"ready", "on_demand"} or not only_ready]
 
     async def load(self, name: str) -> None:
         """Raises Unsupported (switched off), InvalidInput (no name), UnknownModel."""

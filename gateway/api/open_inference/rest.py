@@ -11,7 +11,7 @@ from gateway.api.http_docs import Endpoint, add
 from gateway.api.open_inference import rest_codec, rest_facts
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.model import InferRequest
-from gateway.api.open_inference.models import Served, find
+from gateway.api.open_inference.models import Served, can_answer, find
 from gateway.api.open_inference.rest_docs import DOCS
 from gateway.api.open_inference.rest_memory import Regions
 from gateway.api.open_inference.service import OpenInference
@@ -106,7 +106,7 @@ class Rest:
     async def model_ready(self, call: HttpCall) -> Response:
         """`GET /v2/models/{model}[/versions/{version}]/ready`: 200, or 503 and why."""
         model = self._found(call)
-        if model.state.phase != "ready":
+        if not can_answer(model):
             raise NotReady(f"model {model.name!r} is not ready: {model.state.reason}")
         return json_response({"name": model.name, "ready": True})
 

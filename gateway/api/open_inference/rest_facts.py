@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from gateway.api.open_inference import metadata, statistics
-from gateway.api.open_inference.models import Served
+from gateway.api.open_inference.models import Served, versions_of
 from gateway.api.open_inference.repository import state_word
 from gateway.api.open_inference.service import OpenInference
 from protos.inference import grpc_service_pb2 as pb
@@ -19,7 +19,7 @@ def server(parts: OpenInference) -> dict[str, Any]:
 
 def model(parts: OpenInference, found: Served) -> dict[str, Any]:
     """Inputs and outputs."""
-    versions = [each.version for each in parts.models.models() if each.name == found.name]
+    versions = [each.version for each in versions_of(parts.models, found.name)]
     return as_json(metadata.model_metadata(found, versions))
 
 
@@ -30,7 +30,7 @@ def config(found: Served) -> dict[str, Any]:
 
 def counts(parts: OpenInference, chosen: list[Served], version: str) -> dict[str, Any]:
     """Statistics of these models; `version` as the caller wrote it, or empty."""
-    messages = [statistics.message(one, parts.statistics.of(one.name), version) for one in chosen]
+    messages = [statistics.message(one, parts.statistics.of(one.name, one.version), version) for one in chosen]
     return as_json(pb.ModelStatisticsResponse(model_stats=messages))
 
 

@@ -11,7 +11,7 @@ from gateway.api.open_inference import grpc_codec, grpc_wire, metadata, statisti
 from gateway.api.open_inference.grpc_wire import Received
 from gateway.api.open_inference.infer import Infer, log_id
 from gateway.api.open_inference.model import InferRequest, InferResponse
-from gateway.api.open_inference.models import Models, find
+from gateway.api.open_inference.models import Models, can_answer, find, versions_of
 from gateway.api.open_inference.repository import Repository, state_word
 from gateway.api.open_inference.shared_memory import RegionStatus
 from gateway.api.open_inference.stream import METHOD as STREAM
@@ -122,7 +122,7 @@ class OpenInferenceService:
     async def model_ready(self, asked: pb.ModelReadyRequest, _: Call) -> bytes:
         """Whether this model can; an unknown one can't, and that is no error to a client that waits for it."""
         try:
-            ready = find(self._parts.models, asked.name, asked.version).state.phase == "ready"
+            ready = can_answer(find(self._parts.models, asked.name, asked.version))
         except (UnknownModel, UnknownVersion):
             ready = False
         return pb.ModelReadyResponse(ready=ready and not self._drain.started).SerializeToString()
@@ -139,7 +139,7 @@ class OpenInferenceService:
     async def model_metadata(self, asked: pb.ModelMetadataRequest, _: Call) -> bytes:
         """Inputs and outputs. Raises UnknownModel, UnknownVersion."""
         model = find(self._parts.models, asked.name, asked.version)
-        versions = [each.version for each in self._parts.models.models() if each.name == model.name]
+        versions = [each.version for each in versions_of(self._parts.models, model.name)]
         return metadata.model_metadata(model, versions).SerializeToString()
 
     async def model_config(self, asked: pb.ModelConfigRequest, _: Call) -> bytes:
@@ -156,7 +156,7 @@ class OpenInferenceService:
             raise InvalidInput(error.text) from None
         counted = self._parts.statistics
         version = asked.version if asked.name else ""
-        counts = [statistics.message(model, counted.of(model.name), version) for model in chosen]
+        counts = [statistics.message(model, counted.of(model.name, model.version), version) for model in chosen]
         return pb.ModelStatisticsResponse(model_stats=counts).SerializeToString()
 
     # ------------------------------------------------------------ repository

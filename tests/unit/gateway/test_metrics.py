@@ -108,4 +108,4 @@ def test_readiness_own_batches_are_in_no_statistics() -> None:
     for priority, counted in ((PROOF_PRIORITY, 0), (DEFAULT_PRIORITY, 1)):
         item = QueuedItem(1, QueueKey(1, ()), 1, 1.0, 0.0, priority=priority)
         metrics.batch(model, Batch(QueueKey(1, ()), [item], 1, 1), done, 0)
-        assert metrics.statistics.of("words").execution_count == counted
+        assert metrics.statistics.of("words", model.version).execution_count == counted

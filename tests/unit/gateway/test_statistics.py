@@ -4,7 +4,7 @@ from shared.errors import Code
 
 
 def test_the_stage_counts_equal_success() -> None:
-    model = Statistics().of("words")
+    model = Statistics().of("words", "")
     times = StageTimes(admit_s=1e-6, wait_s=2e-6, batch_s=3e-6, prepare_s=4e-6, copy_s=5e-6, run_s=6e-6, finish_s=7e-6)
     model.succeeded(3e-5, times, rows=5)
     model.succeeded(3e-5, times, rows=2)
@@ -17,7 +17,7 @@ def test_the_stage_counts_equal_success() -> None:
 
 def test_failures_by_reason_and_batches_by_size() -> None:
     statistics = Statistics()
-    model = statistics.of("words")
+    model = statistics.of("words", "")
     model.failed(Code.INVALID_INPUT, 1e-6)
     model.failed(Code.INVALID_INPUT, 1e-6)
     model.failed(Code.OVERLOADED, 1e-6)
@@ -26,12 +26,12 @@ def test_failures_by_reason_and_batches_by_size() -> None:
     assert {code: duration.count for code, duration in model.fail.items()} == {"invalid_input": 2, "overloaded": 1}
     assert model.execution_count == model.batches[4].count == 2
     assert model.batches[4].infer_ns == 4000
-    assert statistics.of("words") is model
+    assert statistics.of("words", "") is model
     assert model.success.count == 0
 
 
 def test_the_output_stage_of_batches_adds_up_to_that_of_their_requests() -> None:
-    model = Statistics().of("words")
+    model = Statistics().of("words", "")
     for rows, finish_s in [(4, 1e-6), (4, 2e-6), (8, 5e-6)]:
         model.ran(rows, 1e-6, 2e-6)
         model.succeeded(1e-5, StageTimes(finish_s=finish_s, batch_rows=rows), rows)

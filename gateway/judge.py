@@ -1,0 +1,130 @@
+"""Keeps a guard for each canary, tells it what happens, and orders the rollback that it asks for. On the event loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
+
+from gateway.batcher import Batch, QueueKey
+from gateway.figures import VersionFigures
+from gateway.guard import Guard, Pair
+from gateway.metrics import MeasuredRequest
+from gateway.orders import Order, RollBack
+from gateway.request import is_own
+from gateway.served import ServedModel
+from gateway.split import Split
+from shared.errors import Code, HeadraceError
+from shared.logs import get_logger
+from shared.messages import BatchDone
+from shared.settings_base import GuardSettings
+from shared.traffic import Traffic
+
+log = get_logger()
+
+BY = "guard"
+"""Who changed the traffic, in its history."""
+AGAIN_S = 5.0
+"""After an order that failed, the canary's next bad answer after so long orders it again."""
+
+GiveOrder: TypeAlias = Callable[[str, Order, str], Awaitable[Traffic]]
+Predict: TypeAlias = Callable[[QueueKey, int], float]
+
+
+class _Watched(NamedTuple):
+    """One canary beside the version that it is compared with."""
+
+    split: Split[ServedModel]
+    guard: Guard
+
+
+class Judge:
+    """By model's name; models without a canary cost one look-up a request."""
+
+    def __init__(self, settings: GuardSettings, gateways: int, predict: Predict) -> None:
+        """`predict(queue, rows)`: seconds of a batch, as learned. `gateways`: each of them judges what it sees."""
+        self._settings = settings
+        self._gateways = gateways
+        self._predict = predict
+        self._watched: dict[str, _Watched] = {}
+        self._ended: dict[str, list[VersionFigures]] = {}
+        """Figures of each model's last canary."""
+        self._ordered: dict[str, asyncio.Task[None]] = {}
+        self.order: GiveOrder
+        """Set by the composition."""
+
+    def pointed(self, name: str, split: Split[ServedModel] | None) -> None:
+        """A model's traffic has changed; None: it is served no more."""
+        before = self._watched.get(name)
+        canary = split.canary if split is not None else None
+        if split is None or canary is None:
+            if before is not None:
+                self._ended[name] = before.guard.figures()
+                del self._watched[name]
+            return
+        if before is not None and _same(before.split, split):
+            if before.split.percent != split.percent:
+                before.guard.restart()
+            self._watched[name] = before._replace(split=split)
+            return
+        pair = Pair(split.current.version, canary.version, split.shadow)
+        self._watched[name] = _Watched(split, Guard(self._settings, self._gateways, pair))
+
+    def figures(self, name: str) -> list[VersionFigures]:
+        """Of the present canary and the current version, else of the last one; empty when there was none."""
+        watched = self._watched.get(name)
+        return watched.guard.figures() if watched is not None else self._ended.get(name, [])
+
+    def answered(self, measured: MeasuredRequest, outcome: Code | None, seconds: float) -> None:
+        """A caller's request has ended; one that was not computed for itself says nothing about the version."""
+        model = measured.model
+        if model is None or not self._watched or measured.reused:
+            return
+        self.saw(model, outcome, seconds, admitted=measured.terms is not None, nonfinite=measured.nonfinite_rows)
+
+    def saw(self, model: ServedModel, outcome: Code | None, seconds: float, *, admitted: bool, nonfinite: int) -> None:
+        """A request, or a copy of one, was answered by a version or failed."""
+        watched = self._watched.get(model.name)
+        if watched is None:
+            return
+        watched.guard.observed(model.version, outcome, seconds, admitted=admitted, nonfinite_rows=nonfinite)
+        self._conclude(model.name, watched)
+
+    def ran(self, model: ServedModel, batch: Batch, done: BatchDone) -> None:
+        """A batch has come back. Proofs do not count: they run at other times than callers' batches."""
+        watched = self._watched.get(model.name)
+        if watched is None or not done.rows_run or (is_own(batch.items[0].priority) and not watched.split.shadow):
+            return
+        expected_s = self._predict(QueueKey(watched.split.current.number, batch.key.bucket), batch.cost_rows)
+        watched.guard.ran(model.version, done.copy_s + done.run_s, expected_s)
+        self._conclude(model.name, watched)
+
+    def compared(self, name: str, *, agrees: bool) -> None:
+        """A shadow's answer was held against the current version's."""
+        watched = self._watched.get(name)
+        if watched is not None:
+            watched.guard.compared(agrees=agrees)
+            self._conclude(name, watched)
+
+    def _conclude(self, name: str, watched: _Watched) -> None:
+        if name in self._ordered:
+            return
+        verdict = watched.guard.verdict()
+        canary = watched.split.canary
+        if verdict is None or canary is None:
+            return
+        log.warning("canary rolled back", model=name, version=canary.version, reason=verdict.reason)
+        order = RollBack(verdict.reason, dict(verdict.figures), canary.version)
+        self._ordered[name] = asyncio.get_running_loop().create_task(self._roll_back(name, order))
+
+    async def _roll_back(self, name: str, order: RollBack) -> None:
+        try:
+            await self.order(name, order, BY)
+        except HeadraceError as error:
+            log.error("the rollback failed", model=name, version=order.version, reason=error.text)  # noqa: TRY400 - foreseen
+            await asyncio.sleep(AGAIN_S)
+        finally:
+            del self._ordered[name]
+
+
+def _same(before: Split[ServedModel], after: Split[ServedModel]) -> bool:
+    """Whether the same two versions are compared in the same way."""
+    return (before.current, before.canary, before.shadow) == (after.current, after.canary, after.shadow)

@@ -1,0 +1,92 @@
+"""The part of the composition about the lives of versions: what brings them in, compares them and takes them out."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from gateway.admission import Admission
+from gateway.batcher import Batch
+from gateway.cost_model import CostModel
+from gateway.demand import Demand
+from gateway.dispatch import Dispatcher
+from gateway.flow import Flow, Results
+from gateway.judge import Judge
+from gateway.metrics import Metrics
+from gateway.model_control import ModelControl
+from gateway.orders import Order
+from gateway.pool_client import PoolClient
+from gateway.readiness import Readiness
+from gateway.request import Request
+from gateway.reuse import Reuse
+from gateway.routing import Routing
+from gateway.served import ServedModel
+from gateway.shadows import Shadows
+from gateway.versions import Versions
+from gateway.watch import Watch
+from gateway.worker_client import WorkerClient
+from shared.messages import BatchDone
+from shared.settings import Settings
+from shared.traffic import Traffic
+
+
+class Knit(NamedTuple):
+    """What the composition has made already, and what a version's life touches."""
+
+    admission: Admission
+    cost: CostModel
+    dispatch: Dispatcher
+    flow: Flow
+    metrics: Metrics
+    pool: PoolClient
+    readiness: Readiness
+    workers: WorkerClient
+
+
+class Orders(Protocol):
+    """Where traffic is ordered: at this gateway alone, or at all of them."""
+
+    def order(self, name: str, order: Order, by: str) -> Awaitable[Traffic]:
+        """Raises HeadraceError."""
+
+
+class Lives:
+    """Wired; begins nothing by itself."""
+
+    def __init__(self, settings: Settings, routing: Routing, knit: Knit, forget: Callable[[int], None]) -> None:
+        """`forget(number)`: whoever else remembers something of a version, until it is gone for good."""
+        self._settings = settings
+        self._routing = routing
+        self._metrics = knit.metrics
+        self.versions = Versions(settings, routing, knit.dispatch, knit.pool, knit.workers)
+        self.versions.connect(knit.readiness, [forget])
+        self.versions.gone = knit.metrics.forget
+        self.judge = Judge(settings.guard, settings.gateway.processes, knit.cost.predict)
+        knit.metrics.judged = self.judge.answered
+        self.control = ModelControl(settings, routing, self.versions)
+        self.control.pointed, self.control.changed = self.judge.pointed, knit.readiness.notify
+        self.shadows = Shadows(knit.admission, self.judge, knit.flow.all)
+        self.reuse = Reuse(settings.cache)
+        knit.flow.reuse, knit.flow.answered = self.reuse, self._answered
+        self.demand = Demand(knit.workers, knit.readiness.wanted)
+        knit.readiness.subscribe(self.demand.changed)
+        knit.readiness.greeted = self.demand.again
+        knit.flow.load, knit.dispatch.parked.wanted = self.demand.ready, self.demand.load
+        knit.dispatch.on_batch = self._batch_came
+        self.watch: Watch
+
+    def begin(self, orders: Orders, *, leads: bool) -> None:
+        """Who takes orders is known now; `leads`: whether ramps are this gateway's affair."""
+        self.judge.order = orders.order
+        self.watch = Watch(self._settings.repository, self.control, orders.order, leads=leads)
+
+    def _batch_came(self, model: ServedModel, batch: Batch, done: BatchDone, nobody: int) -> None:
+        self._metrics.batch(model, batch, done, nobody)
+        self.judge.ran(model, batch, done)
+
+    def _answered(self, model: ServedModel, request: Request, results: Results) -> None:
+        """Before an answer leaves: the request's copy for a shadow."""
+        split = self._routing.split(model.name)
+        if split is None or not split.shadow or model is not split.current or request.version:
+            return
+        shadow = split.copies(split.key(request.routing_key, request.request_id))
+        if shadow is not None:
+            self.shadows.copy(shadow, request, results)
