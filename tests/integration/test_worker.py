@@ -1,7 +1,11 @@
 """The worker process against a real greeting, arena and socket."""
 
+import asyncio
 import os
+from itertools import count
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -14,11 +18,15 @@ from shared.messages import (
     BatchDone,
     BatchItem,
     LoadModel,
+    MemoryNote,
+    ModelEvicted,
     ModelFailed,
+    ModelLoaded,
+    PinModel,
     UnloadModel,
 )
 from shared.tensors import Tensor, as_array
-from tests.support.fake_gateway import gateway_in, greeted
+from tests.support.fake_gateway import FakeGateway, gateway_in, greeted
 from tests.support.worker_parts import WIDTH, batch, item, toy_model
 from tests.support.worker_process import codes, load, simulated, worker_in
 
@@ -35,6 +43,7 @@ class Picky(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.rest = nn.Parameter(torch.zeros(REST))
 
     def forward(self, x):
         if (x[:, 0] == 666).any():
@@ -44,19 +53,29 @@ class Picky(nn.Module):
         return self.linear(x) / (x[:, :1] != 13)
 
 
+class Failing(Picky):
+    def forward(self, x):
+        raise RuntimeError("never")
+
+
 def network():
     return Picky()
+
+
+def failing():
+    return Failing()
 """
 TERMINATES = 77.0
 
 
-def picky(folder: Path) -> tuple[str, nn.Linear]:
-    """The torch model of this file: its version, and what it computes."""
+def picky(folder: Path, hidden: int = 4) -> tuple[str, nn.Linear]:
+    """The torch model of this file: its version, and what it computes. `hidden`: numbers that it holds besides."""
     torch.manual_seed(0)
     linear = nn.Linear(WIDTH, WIDTH)
     weights = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}
+    weights["rest"] = torch.zeros(hidden)
     files = {"w.safetensors": safetensors.torch.save(weights)}
-    return toy_model(folder / "models", "toy", TORCH, files, CODE).version, linear
+    return toy_model(folder / "models", "toy", TORCH, files, CODE.replace("REST", str(hidden))).version, linear
 
 
 async def test_a_batch_is_answered_and_sigterm_ends_with_0(tmp_path: Path) -> None:
@@ -164,6 +183,119 @@ async def test_an_unloaded_model_is_gone(tmp_path: Path) -> None:
         gateway.send(UnloadModel(1))
         gateway.send(batch(item(1, 5)))
         assert codes(await gateway.next(BatchDone)) == {1: Code.NOT_READY}
+
+
+class Caller:
+    """Sends batches as a gateway does: loads what is not there, and queues again what crossed with an eviction."""
+
+    def __init__(self, gateway: FakeGateway, versions: dict[str, str]) -> None:
+        self.versions = versions
+        self.numbers = {name: number for number, name in enumerate(versions)}
+        self._gateway = gateway
+        self._batches = count()
+
+    async def call(self, name: str) -> dict[int, str | None]:
+        while True:
+            if not self.is_loaded(name):
+                await self.load(name)
+            answer = await self._run(name, next(self._batches))
+            if Code.NOT_READY not in answer.values():
+                return answer
+
+    async def _run(self, name: str, number: int) -> dict[int, str | None]:
+        def answers() -> list[BatchDone]:
+            return [done for done in self._of(BatchDone) if done.batch == number]
+
+        self._gateway.send(batch(item(number, 5), model=self.numbers[name], number=number))
+        await self._gateway.until(answers, f"batch {number} on {name}")
+        return codes(answers()[0])
+
+    async def load(self, name: str) -> None:
+        after = len(self._gateway.received)
+        self._gateway.send(LoadModel(self.numbers[name], name, self.versions[name], pinned=False))
+
+        def told() -> bool:
+            return any(message.model == self.numbers[name] for message in self._of(ModelLoaded, after))
+
+        await self._gateway.until(told, f"{name} to be loaded")
+
+    def is_loaded(self, name: str) -> bool:
+        about = [message for message in self._of(ModelLoaded | ModelEvicted) if message.model == self.numbers[name]]
+        return bool(about) and isinstance(about[-1], ModelLoaded)
+
+    def _of(self, kind: Any, after: int = 0) -> list[Any]:  # noqa: ANN401 - a type, or a union of types
+        return [message for message in self._gateway.received[after:] if isinstance(message, kind)]
+
+
+async def test_three_models_with_room_for_two_all_answer_and_the_budget_holds(tmp_path: Path) -> None:
+    versions = {name: simulated(tmp_path, name, a_ms=1.0, memory_bytes=40_000_000) for name in "abc"}
+    async with worker_in(tmp_path, budget_bytes=100_000_000), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        caller, random = Caller(gateway, versions), Random(7)  # noqa: S311 - the same traffic each time
+
+        async def traffic() -> None:
+            for _ in range(40):
+                (answer,) = (await caller.call(random.choice("abc"))).values()
+                assert answer is None
+
+        await asyncio.gather(*(traffic() for _ in range(3)))
+        notes = [message for message in gateway.received if isinstance(message, MemoryNote)]
+        assert notes[-1].evictions >= 5, "else this test has shown nothing"
+        assert {note.budget_bytes for note in notes} == {100_000_000}
+        assert max(note.models_bytes for note in notes) == 80_000_000
+        assert {note.expected_bytes for note in notes} == {0, 40_000_000}
+        assert all(note.process_bytes > 1_000_000 for note in notes)
+        await gateway.until(lambda: notes[-1].loads - notes[-1].evictions <= 2, "the sums to agree")
+
+
+async def test_a_pinned_model_stays_and_what_does_not_fit_beside_it_says_so(tmp_path: Path) -> None:
+    small, large = simulated(tmp_path, "small", memory_bytes=40_000_000), simulated(tmp_path, "large", 0.0, 70_000_000)
+    async with worker_in(tmp_path, budget_bytes=100_000_000), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+        loaded = await load(gateway, "small", small)
+        assert (loaded.memory_bytes, loaded.estimated_bytes) == (40_000_000, 40_000_000)
+        assert set(loaded.stages_s) == {"wait", "read", "build", "warm_up"}
+        assert sum(loaded.stages_s.values()) - loaded.stages_s["wait"] <= loaded.load_s
+        gateway.send(LoadModel(2, "large", large))
+        failure = (await gateway.next(ModelFailed)).failure
+        assert failure.code == Code.NOT_READY
+        assert failure.text == (
+            "model large needs 70.0 MB, and worker.memory_budget_bytes is 100 MB, of which small (40.0 MB) may not be "
+            "given up: raise it, or set `load: on_demand` in their model.yaml"
+        )
+        gateway.send(batch(item(1, 5)))
+        assert codes(await gateway.next(BatchDone)) == {1: None}
+        gateway.send(PinModel(1, pinned=False))
+        await load(gateway, "large", large, model=2)
+        assert [message.model for message in gateway.received if isinstance(message, ModelEvicted)] == [1]
+
+
+async def test_unloading_and_failed_loads_leave_no_memory_behind(tmp_path: Path) -> None:
+    version, _ = picky(tmp_path, hidden=3_000_000)
+    async with worker_in(tmp_path), gateway_in(tmp_path / "run") as gateway:
+        await greeted(gateway)
+
+        async def once() -> MemoryNote:
+            loaded = await load(gateway, "toy", version)
+            assert loaded.memory_bytes > 12_000_000
+            after = len(gateway.received)
+            gateway.send(UnloadModel(1))
+            return await gateway.next(MemoryNote, after)
+
+        first = [await once() for _ in range(3)][-1]
+        notes = [await once() for _ in range(50)]
+        assert min(note.freed_bytes for note in notes) > 0.8 * notes[0].expected_bytes
+        assert notes[-1].process_bytes - first.process_bytes < 50_000_000
+        for number in range(50):
+            after = len(gateway.received)
+            gateway.send(
+                LoadModel(
+                    9, "toy", version, config=(TORCH + f"# {number}\n").replace("network\n", "failing\n").encode()
+                )
+            )
+            assert (await gateway.next(ModelFailed, after)).failure.code == Code.NOT_READY
+        last = await once()
+        assert last.process_bytes - first.process_bytes < 50_000_000
 
 
 async def test_a_refused_worker_tries_again(tmp_path: Path) -> None:

@@ -38,12 +38,15 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker_in(folder: Path, *arguments: str, gateways: int = 1) -> AsyncIterator[Worker]:
+async def worker_in(
+    folder: Path, *arguments: str, gateways: int = 1, budget_bytes: int | None = None
+) -> AsyncIterator[Worker]:
     """A worker that looks for so many gateways in `folder`/run and loads from `folder`/models."""
+    budget = "" if budget_bytes is None else f", memory_budget_bytes: {budget_bytes}"
     config = folder / "headrace.yaml"
     config.write_text(
         f"repository: models\nruntime_dir: {folder / 'run'}\nlog: {{format: json}}\n"
-        f"worker: {{threads: 1, device: cpu}}\nbatching: {{max_rows: 4}}\ngateway: {{processes: {gateways}}}\n"
+        f"worker: {{threads: 1, device: cpu{budget}}}\nbatching: {{max_rows: 4}}\ngateway: {{processes: {gateways}}}\n"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "workers", "--config", str(config), *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
@@ -56,10 +59,11 @@ async def worker_in(folder: Path, *arguments: str, gateways: int = 1) -> AsyncIt
         await process.wait()
 
 
-def simulated(folder: Path, name: str = "sim", a_ms: float = 0.0) -> str:
-    """A model in `folder`/models whose batches take so long; its version."""
-    timing = json.dumps({"a_ms": a_ms, "b_ms": 0}).encode()
-    return toy_model(folder / "models", name, SIMULATED, {"simulated.json": timing}).version
+def simulated(folder: Path, name: str = "sim", a_ms: float = 0.0, memory_bytes: int = 0) -> str:
+    """A model in `folder`/models whose batches take so long; its version. One that takes memory loads on demand."""
+    timing = json.dumps({"a_ms": a_ms, "b_ms": 0, "memory_bytes": memory_bytes}).encode()
+    config = SIMULATED + ("load: on_demand\n" if memory_bytes else "")
+    return toy_model(folder / "models", name, config, {"simulated.json": timing}).version
 
 
 async def load(gateway: FakeGateway, name: str, version: str, model: int = 1) -> ModelLoaded:
