@@ -1,0 +1,188 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from onnx import helper, numpy_helper
+from torch import nn
+
+from headrace import import_model
+from headrace.import_config import Shape
+from headrace.import_model import ImportOptions, run
+from shared.errors import StartupError
+from shared.onnx_check import OnnxTensor
+from shared.repository import Meta, Repository
+from tests.support.onnx_parts import WEIGHT, model, outside, value, written
+
+CLASSES = 3
+
+
+def classifier(size: int = 8) -> bytes:
+    """Mean of each colour, float32 [rows, 3, size, size] → [rows, 3]."""
+    node = helper.make_node("ReduceMean", ["image"], ["logits"], axes=[2, 3], keepdims=0)
+    found = model(
+        [node],
+        inputs=[value("image", shape=("n", 3, size, size))],
+        outputs=[value("logits", shape=("n", CLASSES))],
+    )
+    return bytes(found.SerializeToString())
+
+
+def refused(root: Path, file: Path, options: ImportOptions | None = None, name: str = "m") -> str:
+    """The sentence; nothing may have changed."""
+    before = tree(root)
+    with pytest.raises(StartupError) as caught:
+        run(root, name, file, options or ImportOptions())
+    assert tree(root) == before
+    assert "\n" not in caught.value.text
+    return caught.value.text
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else b""
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def saved(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# ------------------------------------------------------------------ what becomes of good files
+
+
+def test_an_onnx_file_becomes_a_served_model(tmp_path: Path) -> None:
+    file = written(tmp_path, model(), "linear.onnx")
+    imported = run(tmp_path / "models", "linear", file, ImportOptions(meta=Meta(owner="me")))
+    assert (imported.pipeline, imported.backend) == ("tensor", "onnxruntime")
+    assert imported.inputs == (OnnxTensor("x", "FP32", (-1, 4)),)
+    assert imported.outputs == (OnnxTensor("y", "FP32", (-1, 4)),)
+    assert imported.current
+    assert imported.new_config
+    assert not imported.present
+    assert imported.unconfirmed == ()
+    assert imported.rows > 1
+    assert imported.batch_s > 0
+    version = Repository(tmp_path / "models").open("linear")
+    assert version.version == imported.version
+    assert list(version.meta.files) == ["linear.onnx"]
+    assert version.meta.owner == "me"
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["linear"]
+
+
+def test_images_are_seen_and_guesses_are_named(tmp_path: Path) -> None:
+    file = saved(tmp_path / "net.onnx", classifier())
+    labels = saved(tmp_path / "names", b"red\ngreen\nblue\n")
+    options = ImportOptions(labels=labels, shape=Shape(mean=(1.0, 2.0, 3.0)))
+    imported = run(tmp_path / "models", "colours", file, options)
+    assert imported.pipeline == "image_classification"
+    assert imported.unconfirmed == ("std",)
+    assert "green" in imported.answer
+    text = (tmp_path / "models" / "colours" / "model.yaml").read_text()
+    assert "std: a guess (ImageNet's), no file tells" in text
+    config = Repository(tmp_path / "models").open("colours").config
+    assert config.preprocessing["mean"] == [1.0, 2.0, 3.0]
+    assert config.preprocessing["size"] == 8
+    assert config.labels == "labels.txt"
+
+
+def test_a_second_version_keeps_model_yaml_and_answers_nobody_yet(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    first = run(root, "m", saved(tmp_path / "a.onnx", classifier()), ImportOptions())
+    config = root / "m" / "model.yaml"
+    config.write_text(config.read_text() + "# mine\n")
+    weight = numpy_helper.from_array(np.array(2, np.float32), "two")
+    twice = model(
+        [
+            helper.make_node("ReduceMean", ["image"], ["mean"], axes=[2, 3], keepdims=0),
+            helper.make_node("Mul", ["mean", "two"], ["logits"]),
+        ],
+        inputs=[value("image", shape=("n", 3, 8, 8))],
+        outputs=[value("logits", shape=("n", CLASSES))],
+        weights=[weight],
+    )
+    second_file = written(tmp_path, twice, "b.onnx")
+    text = refused(root, second_file, ImportOptions(shape=Shape(size=8, std=(1.0, 1.0, 1.0))))
+    assert text == "m/model.yaml is there already and decides: leave out --size, --std, or edit the file"
+    second = run(root, "m", second_file, ImportOptions())
+    assert not second.current
+    assert not second.new_config
+    assert config.read_text().endswith("# mine\n")
+    assert Repository(root).current("m") == first.version
+    assert run(root, "m", second_file, ImportOptions()).present
+
+
+def test_weights_beside_the_file_come_along_and_a_fixed_batch_is_written_down(tmp_path: Path) -> None:
+    fixed = model(weights=[outside("w.bin")], inputs=[value("x", shape=(1, 4))], outputs=[value("y", shape=(1, 4))])
+    file = written(tmp_path, fixed)
+    saved(tmp_path / "w.bin", WEIGHT.tobytes())
+    imported = run(tmp_path / "models", "m", file, ImportOptions())
+    assert imported.rows == 1
+    version = Repository(tmp_path / "models").open("m")
+    assert sorted(version.meta.files) == ["m.onnx", "w.bin"]
+    assert version.config.batching.max_rows == 1
+
+
+def test_weights_and_archives_of_torch(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    (root / "weights").mkdir(parents=True)
+    (root / "weights" / "net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(48, 3))\n"
+    )
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    file = saved(tmp_path / "w.safetensors", safetensors.torch.save(network.state_dict()))
+    labels = saved(tmp_path / "names", b"a\nb\nc")
+    options = ImportOptions(labels=labels, shape=Shape(network="net:build", size=4))
+    imported = run(root, "weights", file, options)
+    assert (imported.pipeline, imported.backend, imported.current) == ("image_classification", "torch", True)
+    assert imported.unconfirmed == ("mean", "std")
+
+    program = torch.export.export(network, (torch.zeros(2, 3, 4, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    file = saved(tmp_path / "net.pt2", buffer.getvalue())
+    assert "say --trust code if you trust whoever made it" in refused(root, file, name="archive")
+    options = ImportOptions(labels=labels, shape=Shape(trust="code", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)))
+    imported = run(root, "archive", file, options)
+    assert imported.inputs == (OnnxTensor("input", "FP32", (-1, 3, 4, 4)),)
+    assert imported.unconfirmed == ()
+    assert Repository(root).open("archive").config.trust == "code"
+
+
+# ------------------------------------------------------------------ what leaves nothing
+
+
+def test_a_network_that_does_not_serve_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    unknown = model([helper.make_node("NoSuchThing", ["x"], ["y"])])
+    text = refused(root, written(tmp_path, unknown))
+    assert "onnxruntime can't load m.onnx" in text
+    assert text.endswith("; nothing was imported")
+    nan = model(
+        [helper.make_node("Mul", ["x", "n"], ["y"])],
+        weights=[numpy_helper.from_array(np.array(np.nan, np.float32), "n")],
+    )
+    assert "not finite" in refused(root, written(tmp_path, nan))
+
+
+def test_a_process_that_dies_leaves_nothing_and_a_killed_import_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "models"
+    (root / "m").mkdir(parents=True)
+    (root / "m" / "net.py").write_text("import os\n\n\ndef build():\n    os._exit(7)\n")
+    weights = saved(tmp_path / "w.safetensors", safetensors.torch.save(nn.Linear(2, 2).state_dict()))
+    labels = saved(tmp_path / "names", b"a\nb")
+    options = ImportOptions(labels=labels, shape=Shape(network="net:build", size=4))
+    assert "ended without an answer (exit 7); nothing was imported" in refused(root, weights, options)
+    monkeypatch.setattr(import_model, "PROOF_LIMIT_S", 0.01)
+    left = root / ".import-dead"
+    (left / "m").mkdir(parents=True)
+    with pytest.raises(StartupError, match=r"gave no answer within 0\.01 s"):
+        run(root, "m", weights, options)
+    assert sorted(path.name for path in root.iterdir()) == ["m"]
