@@ -15,6 +15,8 @@ from prometheus_client.exposition import generate_latest
 
 from gateway import command_line
 from gateway.admission import Admission
+from gateway.api.admin import Admin, Behind
+from gateway.api.admin_server import start_admin
 from gateway.api.http import RestParts, RunningHttp, start_http
 from gateway.api.open_inference.infer import Infer
 from gateway.api.open_inference.repository import Repository
@@ -159,6 +161,8 @@ class Gateway:
         self.control.start(models)
         orders = self.everywhere or self.control
         self.lives.begin(orders, leads=index == 0)
+        self.admin = Admin(settings, Behind(orders, self.readiness, self.workers.memory))
+        self.admin_socket, self.leads = runtime.admin_socket(index), index == 0
         self.open_inference = OpenInference(
             Infer(self.flow, routing, settings, self.metrics.statistics),
             routing,
@@ -174,6 +178,7 @@ class Gateway:
         """
         loop = asyncio.get_running_loop()
         front = None if self.everywhere else await self._listen()
+        admin = await start_admin(self.settings, self.admin_socket, self.admin, on_tcp=self.leads)
         self.router.start(loop, self.workers.on_message)
         await self.welcomer.start()
         self.processes.start()
@@ -192,6 +197,7 @@ class Gateway:
             self.admission.close_doors()
             self.readiness.drain()
             self.lives.watch.close()
+            await admin.close()
             if front is not None:
                 await front.grpc.drain(self.settings.gateway.drain_ms / 1000)
                 _until_the_end.append(front.grpc)

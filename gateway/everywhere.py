@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.expositions import merged
+from gateway.figures import VersionFigures
 from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
 from gateway.orders import Order
@@ -133,6 +134,10 @@ class Everywhere:
     def traffic(self, name: str) -> Traffic:
         """As `ModelControl.traffic`, of this gateway."""
         return self._control.traffic(name)
+
+    def figures(self, name: str) -> list[VersionFigures]:
+        """As `ModelControl.figures`, of this gateway."""
+        return self._control.figures(name)
 
     async def order(self, name: str, order: Order, by: str) -> Traffic:
         """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too."""

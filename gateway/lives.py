@@ -63,6 +63,7 @@ class Lives:
         knit.metrics.judged = self.judge.answered
         self.control = ModelControl(settings, routing, self.versions)
         self.control.pointed, self.control.changed = self.judge.pointed, knit.readiness.notify
+        self.control.told = self.judge.figures
         self.shadows = Shadows(knit.admission, self.judge, knit.flow.all)
         self.reuse = Reuse(settings.cache)
         knit.flow.reuse, knit.flow.answered = self.reuse, self._answered

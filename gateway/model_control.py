@@ -7,6 +7,7 @@ A newer version, or a newer model.yaml, is loaded and proven beside the one that
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from gateway.figures import VersionFigures
 from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, applied
@@ -56,6 +57,8 @@ class ModelControl:
         self._in_force: dict[str, InForce] = {}
         self.pointed: Callable[[str, Split[ServedModel] | None], None] = lambda _name, _split: None
         """Told of every change of who answers whom; None: the model is served no more."""
+        self.told: Callable[[str], list[VersionFigures]] = lambda _name: []
+        """Who knows these figures."""
         self.changed: Callable[[], None] = lambda: None
         """Called after the traffic of a model has changed."""
 
@@ -74,6 +77,11 @@ class ModelControl:
     def traffic(self, name: str) -> Traffic:
         """What is in force. Raises UnknownModel."""
         return self._known(name).traffic
+
+    def figures(self, name: str) -> list[VersionFigures]:
+        """What the versions have done since the canary started, as far as this gateway knows. Raises UnknownModel."""
+        self._known(name)
+        return self.told(name)
 
     def names(self) -> list[str]:
         """Models that are served."""

@@ -159,6 +159,10 @@ class WorkerClient:
         """Connected workers."""
         return self._workers.values()
 
+    def memory(self) -> list[tuple[str, MemoryNote]]:
+        """What each worker has last said of its memory, by name."""
+        return [(worker.name, worker.memory) for worker in self._workers.values() if worker.memory is not None]
+
     def with_model(self, model: int) -> list[Worker]:
         """Workers that can run a batch of this model."""
         return [worker for worker in self._workers.values() if model in worker.loaded]
