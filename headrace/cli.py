@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | classify | models | config | demo`.
+"""The command line: `headrace serve | classify | new | models | config | demo`.
 
 Only what a command needs is imported, inside it, so that `--help` and `config explain` answer at once. A foreseen
 failure is one line on stderr and the exit code of `shared.errors.ExitCode`; results go to stdout, all else to stderr.
@@ -12,6 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from headrace.options import AddressOption, ConfigOption, JsonOption
+from headrace.upkeep_commands import models_app
 from shared.errors import ExitCode, HeadraceError, StartupError
 
 app = typer.Typer(
@@ -23,27 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-models_app = typer.Typer(
-    help="The model repository: what is there, and how to get the default model.", no_args_is_help=True
-)
 config_app = typer.Typer(help="The settings: what is in force, and why.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Settings file; else ./headrace.yaml if there is one.", show_default=False),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        "-a",
-        help="host:port of a running server; else gateway.grpc_address of the settings.",
-        show_default=False,
-    ),
-]
 
 
 @app.command()
@@ -114,69 +98,27 @@ def demo(
     raise typer.Exit(demo_module.run(address or None, config))
 
 
-@models_app.command("list")
-def models_list(*, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the models of the repository, their versions and which one is current.
-
-    Examples:
-        headrace models list
-
-        headrace models list --json | jq -r '.[].name'
-    """
-    from headrace.listing import print_models  # noqa: PLC0415 - imports rich
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
-
-    print_models(load(config).settings.repository, as_json=as_json)
-
-
-@models_app.command("fetch")
-def models_fetch(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Which models; default efficientnet-lite0.")
-    ] = None,
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="What the model is to be called.", show_default=False)],
+    kind: Annotated[str, typer.Option("--from", metavar="image|text|tensor", help="What a request brings.")] = "image",
     *,
-    photos: Annotated[bool, typer.Option("--photos", help="Also fetch the 20 sample photos.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch known models by name, version and SHA-256, and make them current. Quick when they are there already.
+    """Write a whole small model to start from: model.yaml, pipeline, network, a test, and a first version.
+
+    It serves at once, with random weights; nothing that exists is overwritten.
 
     Examples:
-        headrace models fetch
+        headrace new my-classifier
 
-        headrace models fetch efficientnet-lite0 --photos
-
-        headrace models fetch builtin     (identity, identity_bytes, add_sub, simulated_slow)
+        headrace new my-language --from text
     """
-    from headrace.listing import fetch_with_progress  # noqa: PLC0415 - imports rich
+    from headrace.new_model import create  # noqa: PLC0415 - imports torch
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    fetch_with_progress(names or [], load(config).settings.repository, photos=photos, as_json=as_json)
-
-
-@models_app.command("add")
-def models_add(
-    name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
-    files: Annotated[list[Path], typer.Argument(help="What belongs to the version.", metavar="FILE...")],
-    *,
-    data_version: Annotated[str, typer.Option(help="What it was trained on, in your own words.")] = "",
-    owner: Annotated[str, typer.Option(help="Whom to ask about it.")] = "",
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Store files as a version under their content hash and make it current; the same content is stored once.
-
-    Examples:
-        headrace models add my-classifier weights.safetensors
-
-        headrace models add my-classifier weights.safetensors labels.txt --data-version 2026-11 --owner vision-team
-    """
-    from headrace.listing import add_model  # noqa: PLC0415 - imports rich
-    from shared.repository import Meta  # noqa: PLC0415 - imports pydantic
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
-
-    meta = Meta(source="headrace models add", data_version=data_version, owner=owner)
-    add_model(load(config).settings.repository, name, files, meta, as_json=as_json)
+    create(load(config).settings.repository, name, kind, as_json=as_json)
 
 
 @config_app.command("explain")

@@ -1,24 +1,26 @@
-"""What `headrace models …` and `headrace config explain` print: a table for people, JSON for programs."""
+"""What `headrace models list` and `headrace config explain` print: a table for people, JSON for programs."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from headrace import builtin_models, zoo
 from headrace.output import literal, print_json
 from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.mistakes import nearest
-from shared.repository import Meta, ModelVersion, Repository, RepositoryError
-from shared.repository_writer import add_version
+from shared.repository import Repository, RepositoryError
+from shared.repository_writer import role_of
 from shared.settings_loader import Loaded, variable_of
+from shared.traffic import Traffic
+
+WIDE = 100
+"""Columns of a terminal from which on a table shows all that it has."""
+_SHOWN_METRICS = 3
 
 
 class ModelRow(msgspec.Struct):
@@ -34,6 +36,13 @@ class ModelRow(msgspec.Struct):
     source: str = ""
     licence: str = ""
     problem: str = ""
+    role: str = ""
+    """`current`, `canary`, `shadow`, `standby`, or empty."""
+    percent: float | None = None
+    """Of a canary or shadow."""
+    owner: str = ""
+    data_version: str = ""
+    metrics: dict[str, float] = {}
 
 
 def model_rows(root: Path) -> list[ModelRow]:
@@ -42,29 +51,28 @@ def model_rows(root: Path) -> list[ModelRow]:
     rows: list[ModelRow] = []
     for name in repository.names():
         try:
-            current = repository.current(name)
-            rows.extend(_version_row(repository, name, version, current) for version in repository.versions(name))
+            traffic = msgspec.structs.replace(repository.traffic(name), current=repository.current(name))
+            rows.extend(_version_row(repository, name, version, traffic) for version in repository.versions(name))
         except (RepositoryError, HeadraceError) as error:
             rows.append(ModelRow(name, problem=error.text))
     return rows
 
 
-def _version_row(repository: Repository, name: str, version: str, current: str) -> ModelRow:
+def _version_row(repository: Repository, name: str, version: str, traffic: Traffic) -> ModelRow:
+    role = role_of(traffic, version)
+    row = ModelRow(name, version, current=role == "current", role=role)
+    if traffic.canary is not None and role in {"canary", "shadow"}:
+        row.percent = traffic.canary.percent
     try:
         found = repository.open(name, version)
     except RepositoryError as error:
-        return ModelRow(name, version, current=version == current, problem=error.text)
-    return ModelRow(
-        name=name,
-        version=version,
-        current=version == current,
-        pipeline=found.config.pipeline,
-        backend=found.config.backend,
-        nbytes=sum((found.files / file).stat().st_size for file in found.meta.files if (found.files / file).is_file()),
-        created=found.meta.created,
-        source=found.meta.source,
-        licence=found.meta.licence,
-    )
+        row.problem = error.text
+        return row
+    row.pipeline, row.backend = found.config.pipeline, found.config.backend
+    row.nbytes = sum((found.files / file).stat().st_size for file in found.meta.files if (found.files / file).is_file())
+    for field in ("created", "source", "licence", "owner", "data_version", "metrics"):
+        setattr(row, field, getattr(found.meta, field))
+    return row
 
 
 def print_models(root: Path, *, as_json: bool) -> None:
@@ -77,90 +85,65 @@ def print_models(root: Path, *, as_json: bool) -> None:
     if not rows:
         console.print(literal(f"No models in {root.absolute()}. Get the default one with: headrace models fetch"))
         return
-    title = literal(f"Models in {root}")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("model", "version", "current", "pipeline", "size"):
-        # names give way in a narrow terminal; hashes and numbers would be wrong when cut
-        whole = heading in {"version", "size", "current"}
-        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=whole, overflow="fold")
+    # Columns that would be empty leave their place to the others, and in a narrow terminal the less important ones do.
+    wide = ("created", "owner", "metrics") if console.width >= WIDE else ()
+    more = [heading for heading in wide if any(getattr(row, heading) for row in rows)]
+    table = plain_table("model", "version", "role", "pipeline", "size", *more)
+    table.title, table.title_justify = literal(f"Models in {root}"), "left"
     for row in rows:
-        mark = Text("●", style="green") if row.current else Text("")
-        size = f"{row.nbytes / 1e6:.1f} MB" if row.nbytes >= 1e5 else f"{row.nbytes / 1e3:.1f} kB"
-        shown = size if row.nbytes else ""
-        table.add_row(literal(row.name), literal(row.version or "none"), mark, literal(row.pipeline), shown)
+        told = {"created": row.created[:10], "owner": row.owner, "metrics": metrics_text(row.metrics)}
+        table.add_row(
+            literal(row.name),
+            literal(row.version or "none"),
+            role_text(row.role, row.percent),
+            literal(row.pipeline),
+            size_text(row.nbytes) if row.nbytes else "",
+            *(literal(told[heading]) for heading in more),
+        )
     console.print(table)
     for row in rows:
         if row.problem:  # sentences are too wide for a column
-            console.print(Text("✗ ", style="red") + literal(row.problem))
+            print_fault(row.problem)
 
 
-def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
-    """`headrace models fetch`, with what happens shown on a terminal's stderr.
-
-    Raises StartupError for an unknown name before anything is fetched, and for what can't be fetched or stored.
-    """
-    wanted = list(dict.fromkeys(names or (zoo.DEFAULT_MODEL,)))
-    for name in wanted:
-        if name != builtin_models.NAME:
-            zoo.known(name)
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with (
-        _storing(root),
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        task = progress.add_task("looking", total=None)
-
-        def report(text: str) -> None:
-            progress.update(task, description=text)
-
-        found: list[ModelVersion] = []
-        for name in wanted:
-            found += builtin_models.fetch(root) if name == builtin_models.NAME else [zoo.fetch(name, root, report)]
-        pictures = zoo.fetch_photos(root, report) if photos else []
-    if as_json:
-        models = [{"name": version.name, "version": version.version} for version in found]
-        print_json({"models": models, "photos": [str(photo.path) for photo in pictures]})
-        return
-    for version in found:
-        _print_done(f"{version.name} {version.version} is current in {root}")
-    if pictures:
-        _print_done(f"{len(pictures)} photos in {pictures[0].path.parent}")
+def plain_table(*headings: str) -> Table:
+    """Names give way in a narrow terminal; hashes and numbers would be wrong when cut."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in headings:
+        whole = heading in {"version", "size", "role", "created", "change", "from", "to", "at"}
+        right = heading in {"size", "bytes"}
+        table.add_column(heading, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    return table
 
 
-@contextlib.contextmanager
-def _storing(root: Path) -> Iterator[None]:
-    """What the system refuses is told with the place instead of a trace."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or root
-        raise RepositoryError(f"models fetch: {place}: {error.strerror or error}") from error
+def role_text(role: str, percent: float | None = None) -> Text:
+    """A version's role with a mark for the one that answers."""
+    if role == "current":
+        return Text("● current", style="green")
+    return Text(f"{role} {percent:g} %" if percent is not None else role)
 
 
-def add_model(root: Path, name: str, files: Sequence[Path], meta: Meta, *, as_json: bool) -> None:
-    """`headrace models add`. Raises RepositoryError, naming the file, and StartupError for files that clash."""
-    chosen = {file.name: file for file in files}
-    if len(chosen) < len(files):
-        raise StartupError(ExitCode.BAD_SETTINGS, "models add: two of the files have the same name")
-    for file in files:
-        if not file.is_file():
-            raise RepositoryError(f"models add: there is no file {file}")
-        if file.suffix in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}:
-            raise StartupError(
-                ExitCode.BAD_SETTINGS,
-                f"models add: {file} is a pickle by its name, and weights must be data; save them with "
-                "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
-            )
-    version = add_version(root, name, chosen, meta, make_current=True, by="headrace models add")
-    if as_json:
-        print_json({"name": version.name, "version": version.version})
-        return
-    _print_done(f"{version.name} {version.version} is current in {root}")
+def size_text(nbytes: int) -> str:
+    """Bytes for people."""
+    if nbytes < 100:
+        return f"{nbytes} B"
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} kB"
 
 
-def _print_done(text: str) -> None:
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """The first few of a version's metrics."""
+    shown = [f"{name} {value:g}" for name, value in list(metrics.items())[:_SHOWN_METRICS]]
+    return ", ".join([*shown, f"{len(metrics) - len(shown)} more"] if len(metrics) > len(shown) else shown)
+
+
+def print_done(text: str) -> None:
+    """A line for what went well."""
     Console().print(Text("✓ ", style="green") + literal(text), soft_wrap=True)
+
+
+def print_fault(text: str) -> None:
+    """A line for what is wrong."""
+    Console().print(Text("✗ ", style="red") + literal(text), soft_wrap=True)
 
 
 def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:

@@ -179,16 +179,21 @@ class Repository:
         `config`: a model.yaml's content instead of the one on the disk, which may have changed.
         Raises UnknownModel, UnknownVersion, or RepositoryError when a file of it is bad.
         """
-        if version and version not in self.versions(name):
-            raise UnknownVersion(f"model {name} has no version {_shown(version)}")
         version = version or self.current(name)
+        meta = self.meta(name, version)
         folder = self.root / name
-        files = folder / VERSIONS / version
-        meta = read_json(files / META_FILE, Meta)
-        if digest_of(meta.files) != meta.digest or not meta.digest.startswith(version):
-            raise RepositoryError(f"{told(files / META_FILE)}: file hashes, digest and the folder's name do not agree")
         raw = config_bytes(folder) if config is None else config
-        return ModelVersion(name, version, folder, files, parse_config(raw, name), meta, raw)
+        return ModelVersion(name, version, folder, folder / VERSIONS / version, parse_config(raw, name), meta, raw)
+
+    def meta(self, name: str, version: str) -> Meta:
+        """A version's meta.json, which must agree with the version. Raises as `open`, whatever model.yaml says."""
+        if version not in self.versions(name):
+            raise UnknownVersion(f"model {name} has no version {_shown(version)}")
+        path = self.root / name / VERSIONS / version / META_FILE
+        meta = read_json(path, Meta)
+        if digest_of(meta.files) != meta.digest or not meta.digest.startswith(version):
+            raise RepositoryError(f"{told(path)}: file hashes, digest and the folder's name do not agree")
+        return meta
 
     def find(self, name: str, prefix: str) -> str:
         """The one version whose hash starts with `prefix`, 4 digits or more. Raises UnknownModel, UnknownVersion."""

@@ -27,6 +27,13 @@ from shared.repository_lock import HIDDEN, REMOVED, bytes_in, hidden_folder, lef
 from shared.repository_sources import is_file_name, open_plain
 from shared.traffic import Traffic, Why, switch
 
+_WAY_OUT = {
+    "current": "give its traffic to another one first (`headrace traffic {} --to HASH`)",
+    "canary": "end it first (`headrace traffic {} --rollback`)",
+    "shadow": "end it first (`headrace traffic {} --rollback`)",
+    "standby": "it is there to go back to, and free after the next switch",
+}
+
 
 class Removed(msgspec.Struct, frozen=True):
     """What is no longer there."""
@@ -78,10 +85,8 @@ def remove_version(root: Path, name: str, version: str, *, unless: Callable[[], 
         repository = Repository(root)
         traffic = repository.traffic(name)
         if version in traffic.wanted() or repository.versions(name) == [version]:
-            raise Conflict(
-                f"version {version} of {name} is in use ({role_of(traffic, version)}): give its traffic to another one "
-                f"first (`headrace traffic {name} --to HASH`)"
-            )
+            role = role_of(traffic, version)
+            raise Conflict(f"version {version} of {name} is in use ({role}): {_WAY_OUT[role].format(name)}")
         if version in unless():
             raise Conflict(f"version {version} of {name} is in use by the running server")
         found = folder / VERSIONS / version

@@ -4,53 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headrace import cli, listing, zoo
 from headrace.classify import Wanted
 from shared.errors import ExitCode, StartupError, UnknownModel
-from shared.repository import Meta
-from shared.repository_writer import add_version
-
-ROOT = Path(__file__).parents[3]
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        output = capsys.readouterr()
-        code = left.value.code
-        return (code if isinstance(code, int) else 0), _plain(output.out), _plain(output.err)
-
-    return run
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    root = tmp_path / "models"
-    (root / "good").mkdir(parents=True)
-    (root / "good" / "model.yaml").write_text("pipeline: tensor\nbackend: simulated\n")
-    weights = tmp_path / "simulated.json"
-    weights.write_text("{}")
-    add_version(root, "good", {"simulated.json": weights}, Meta(source="here"), make_current=True)
-    return root
-
+from tests.support.command_line import Run
+from tests.support.stack import ROOT
 
 COMMANDS = [
     ("serve",),
@@ -59,6 +20,13 @@ COMMANDS = [
     ("models", "list"),
     ("models", "fetch"),
     ("models", "add"),
+    ("models", "show"),
+    ("models", "history"),
+    ("models", "diff"),
+    ("models", "verify"),
+    ("models", "remove"),
+    ("models", "gc"),
+    ("new",),
     ("config", "explain"),
 ]
 
@@ -134,7 +102,8 @@ def test_what_looks_like_markup_is_shown_as_it_is(run: Run, models: Path, tmp_pa
     assert re.sub(r"\s", "", f"Models in {root}") in title
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"w")
-    assert f"is current in {root}\n" in run("models", "add", "good", str(weights), "--config", "odd.yaml")[1]
+    out = run("models", "add", "good", str(weights), "--current", "--config", "odd.yaml")[1]
+    assert f"is current in {root}\n" in out
 
 
 def test_a_path_that_is_not_utf8_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,108 +158,14 @@ def test_an_unknown_variable_is_refused(run: Run, monkeypatch: pytest.MonkeyPatc
     assert "HEADRACE_GATEWAY__GRPC_ADDRESS" in err
 
 
-def test_models_list_as_table_and_json(run: Run, models: Path) -> None:
-    (models / "bad").mkdir()
-    (models / "bad" / "model.yaml").write_text("pipelin: x\n")
-    (models / "empty").mkdir()
-    (models / "empty" / "model.yaml").write_text("pipeline: tensor\nbackend: simulated\n")
-    code, out, _ = run("models", "list")
-    assert code == 0
-    assert re.search(r"good +[0-9a-f]{16} +● +tensor", out)
-    assert "✗ model empty has no version yet" in out
-    rows = {row["name"]: row for row in json.loads(run("models", "list", "--json")[1])}
-    assert rows["good"]["current"] is True
-    assert rows["good"]["source"] == "here"
-    assert rows["empty"]["problem"]
-
-
-def test_models_list_shows_a_bad_model_beside_the_good_ones(run: Run, models: Path) -> None:
-    (models / "good" / "model.yaml").write_text("pipelin: x\n")
-    rows = json.loads(run("models", "list", "--json")[1])
-    assert rows[0]["problem"].startswith("good/model.yaml:1: unknown key pipelin")
-
-
-def test_models_list_without_any(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("models", "list")
-    assert code == ExitCode.BAD_SETTINGS
-    assert "headrace models fetch" in err
-    (tmp_path / "models").mkdir()
-    assert "headrace models fetch" in run("models", "list")[1]
-    assert json.loads(run("models", "list", "--json")[1]) == []
-
-
-def test_models_add_stores_a_version_and_makes_it_current(run: Run, models: Path, tmp_path: Path) -> None:
-    weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"w")
-    code, out, _ = run("models", "add", "good", str(weights), "--owner", "me", "--json")
-    assert code == 0
-    version = json.loads(out)["version"]
-    assert {row["version"] for row in json.loads(run("models", "list", "--json")[1]) if row["current"]} == {version}
-    assert run("models", "add", "good", str(weights))[0] == 0  # the same content again is the same version
-    assert len(list((models / "good" / "versions").iterdir())) == 2
-
-
-def test_models_add_refuses_pickles_missing_files_and_unknown_models(run: Run, models: Path, tmp_path: Path) -> None:
-    pickle = tmp_path / "model_final_v2_new.pt"
-    pickle.write_bytes(b"")
-    code, _, err = run("models", "add", "good", str(pickle))
-    assert code == ExitCode.BAD_SETTINGS
-    assert "save_file" in err
-    absent = tmp_path / "absent.safetensors"
-    code, _, err = run("models", "add", "good", str(absent))
-    assert (code, err) == (ExitCode.MODEL_LOAD, f"headrace: models add: there is no file {absent}\n")
-    weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"w")
-    code, _, err = run("models", "add", "nobody", str(weights))
-    assert code != 0
-    assert "nobody" in err
-    assert len(list((models / "good" / "versions").iterdir())) == 1
-
-
-def test_models_fetch(run: Run, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def fetch(name: str, repository: Path, report: zoo.Report) -> object:
-        asked.append((name, repository))
-        report("downloading")
-        return listing.Repository(models).open("good")
-
-    monkeypatch.setattr(zoo, "fetch", fetch)
-    monkeypatch.setattr(zoo, "fetch_photos", lambda repository, _report: [zoo.Photo(repository / "a.jpg", 1)])
-    code, out, _ = run("models", "fetch")
-    assert (code, asked) == (0, [("efficientnet-lite0", Path("models"))])
-    assert "✓ good" in out
-    monkeypatch.setitem(zoo.MODELS, "other", zoo.MODELS["efficientnet-lite0"])
-    code, out, err = run("models", "fetch", "other", "efficientnet-lite0", "other", "--photos", "--json")
-    assert json.loads(out)["photos"] == ["models/a.jpg"]
-    assert [name for name, _ in asked[1:]] == ["other", "efficientnet-lite0"]
-    assert err == "", "what happens is shown on terminals only"
-
-
-@pytest.mark.parametrize("names", [("resnet",), ("builtin", "resnet"), ("efficientnet-lite0", "[red]", "resnet")])
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_models_fetch_of_an_unknown_name_fetches_nothing(
-    run: Run, tmp_path: Path, names: tuple[str, ...], form: tuple[str, ...]
-) -> None:
-    code, out, err = run("models", "fetch", *names, *form)
-    assert (code, out) == (ExitCode.BAD_SETTINGS, "")
-    unknown = "[red]" if "[red]" in names else "resnet"
-    assert err == f"headrace: models fetch: '{unknown}' is not known (known: efficientnet-lite0, builtin)\n"
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize("name", ["builtin", "efficientnet-lite0"])
-def test_models_fetch_into_what_is_no_folder(run: Run, tmp_path: Path, name: str) -> None:
-    (tmp_path / "models").write_text("a file")
-    (tmp_path / ".cache").write_text("another one")
-    code, out, err = run("models", "fetch", name, "--json")
-    assert (code, out) == (ExitCode.MODEL_LOAD, "")
-    assert re.fullmatch(r"headrace: models fetch: [^\n]*(models/identity|\.cache): [^\n]+\n", err)
-
-
 FAILURES = [
     (("classify", "none.jpg", "-a", "127.0.0.1:1"), 1),
     (("models", "list"), 2),
+    (("models", "show", "nobody"), 2),
+    (("models", "verify"), 2),
+    (("models", "gc"), 2),
+    (("new", "a/b"), 4),
+    (("new", "m", "--from", "sound"), 2),
     (("models", "fetch", "resnet"), 2),
     (("models", "add", "nobody", "none.safetensors"), 4),
     (("config", "explain", "nothing"), 2),

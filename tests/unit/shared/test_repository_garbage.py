@@ -51,15 +51,8 @@ def test_as_many_as_asked_for(root: Path, six: list[str], keep: int, left: list[
 
 
 def test_what_the_server_uses_stays(root: Path, six: list[str]) -> None:
-    asked = []
-
-    def in_use(name: str) -> set[str]:
-        asked.append(name)
-        return {six[4]}
-
-    collect_garbage(root, "m", keep=0, in_use=in_use)
+    collect_garbage(root, "m", keep=0, in_use={six[4]})
     assert Repository(root).versions("m") == sorted([six[0], six[2], six[4]])
-    assert set(asked) == {"m"}
 
 
 def test_what_gets_traffic_in_between_stays(root: Path, six: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

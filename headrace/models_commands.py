@@ -1,0 +1,131 @@
+"""`headrace models list | fetch | add | show | history`, and `headrace new`: what is there and how it comes there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.options import HASH_HELP, ConfigOption, JsonOption, NameArgument
+
+models_app = typer.Typer(
+    help="The model repository: what is there, where it comes from, and what is no longer needed.",
+    no_args_is_help=True,
+)
+
+
+@models_app.command("list")
+def models_list(*, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the models of the repository, their versions, and who answers.
+
+    Examples:
+        headrace models list
+
+        headrace models list --json | jq -r '.[] | select(.role == "current") | .name'
+    """
+    from headrace.listing import print_models  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    print_models(load(config).settings.repository, as_json=as_json)
+
+
+@models_app.command("fetch")
+def models_fetch(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Which models; default efficientnet-lite0.")
+    ] = None,
+    *,
+    photos: Annotated[bool, typer.Option("--photos", help="Also fetch the 20 sample photos.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch known models by name, version and SHA-256, and make them current. Quick when they are there already.
+
+    Examples:
+        headrace models fetch
+
+        headrace models fetch efficientnet-lite0 --photos
+
+        headrace models fetch builtin     (identity, identity_bytes, add_sub, simulated_slow)
+    """
+    from headrace.storing import fetch_with_progress  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    fetch_with_progress(names or [], load(config).settings.repository, photos=photos, as_json=as_json)
+
+
+@models_app.command("add")
+def models_add(  # noqa: PLR0913 - one parameter per option
+    name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
+    paths: Annotated[list[Path], typer.Argument(help="Files of the version, or folders of files.", metavar="PATH...")],
+    *,
+    data_version: Annotated[str, typer.Option(help="What it was trained on, in your own words.")] = "",
+    owner: Annotated[str, typer.Option(help="Whom to ask about it.")] = "",
+    licence: Annotated[str, typer.Option(help="Of the weights.")] = "",
+    parent: Annotated[str, typer.Option(metavar="HASH", help="The version it was made from.")] = "",
+    metric: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="May be repeated.")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hyper-parameter, JSON or text. May be repeated.")
+    ] = None,
+    current: Annotated[bool, typer.Option("--current", help="All traffic to it at once.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store files as a version under their content hash; the same content is stored once.
+
+    A model's first version answers at once, a later one when it is given traffic.
+
+    Examples:
+        headrace models add my-classifier weights.safetensors
+
+        headrace models add my-classifier out/ --data-version 2026-11 --metric top1=0.962 --param lr=0.001
+
+        headrace models add my-classifier weights.safetensors --parent 3f2a --current
+    """
+    from headrace.storing import Given, add_model  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    given = Given(
+        data_version=data_version,
+        owner=owner,
+        licence=licence,
+        parent=parent,
+        metrics=metric or [],
+        parameters=param or [],
+    )
+    add_model(load(config).settings, name, paths, given, make_current=current, as_json=as_json)
+
+
+@models_app.command("show")
+def models_show(
+    name: NameArgument,
+    version: Annotated[str, typer.Argument(metavar="[HASH]", help=f"{HASH_HELP} Default: the current one.")] = "",
+    *,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where a version comes from, its files, and its model's traffic with every change.
+
+    Examples:
+        headrace models show my-classifier
+
+        headrace models show my-classifier 3f2a --json | jq .meta.metrics
+    """
+    from headrace.versions import print_shown  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    print_shown(load(config).settings.repository, name, version, as_json=as_json)
+
+
+@models_app.command("history")
+def models_history(name: NameArgument, *, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show every change of a model's traffic: when, by whom, from which version to which, and why.
+
+    Examples:
+        headrace models history my-classifier
+
+        headrace models history my-classifier --json | jq '.[-1]'
+    """
+    from headrace.versions import print_history  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    print_history(load(config).settings.repository, name, as_json=as_json)

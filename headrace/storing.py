@@ -1,0 +1,182 @@
+"""`headrace models fetch`, `add` and `import`: what brings a version into the repository, and what to type next."""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from headrace import builtin_models, live, zoo
+from headrace.listing import print_done
+from headrace.output import literal, print_json
+from shared.errors import ExitCode, StartupError
+from shared.model_config import CONFIG_FILE
+from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name
+from shared.repository_sources import collect
+from shared.repository_writer import add_version
+from shared.settings import Settings
+
+BY = "headrace models add"
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says of a new version; empty: nothing."""
+
+    data_version: str = ""
+    owner: str = ""
+    licence: str = ""
+    parent: str = ""
+    metrics: Sequence[str] = ()
+    """`name=number`"""
+    parameters: Sequence[str] = ()
+    """`name=value`"""
+
+
+class Added(msgspec.Struct, frozen=True):
+    """What `--json` tells."""
+
+    name: str
+    version: str
+    current: bool
+    """Whether it answers now."""
+    present: bool
+    """Whether the same content was there already."""
+
+
+def add_model(
+    settings: Settings, name: str, paths: Sequence[Path], given: Given, *, make_current: bool, as_json: bool
+) -> None:
+    """`headrace models add`. Raises RepositoryError, naming the file, StartupError, HeadraceError."""
+    root = settings.repository
+    check_has_config(root, name)
+    files = collect(paths)
+    before = Repository(root).versions(name)
+    with _working("hashing and copying"):
+        version = add_version(root, name, files, meta_of(given, root, name), by=BY).version
+    if make_current:
+        live.make_current(settings, name, version, BY)
+    current = Repository(root).current(name) == version
+    added = Added(name, version, current=current, present=version in before)
+    if as_json:
+        print_json(added)
+    else:
+        print_added(added, root)
+
+
+def print_added(added: Added, root: Path) -> None:
+    """For people: what has happened, and what to type next."""
+    name, version = added.name, added.version
+    if added.current:
+        print_done(f"{name} {version} is current in {root}")
+        return
+    print_done(f"{name} {version} {'was already' if added.present else 'is'} stored in {root}, and answers nobody yet")
+    console = Console()
+    console.print(literal(f"  a share first:  headrace traffic {name} --canary {version} --percent 5"), soft_wrap=True)
+    console.print(literal(f"  all at once:    headrace traffic {name} --to {version}"), soft_wrap=True)
+
+
+def check_has_config(root: Path, name: str) -> None:
+    """Raises RepositoryError with the next steps when there is no such model yet."""
+    if not is_name(name):
+        raise RepositoryError(f"{name[:100]!a} can't be a model's name: letters, digits and . _ - only")
+    if not (root / name / CONFIG_FILE).is_file():
+        raise RepositoryError(
+            f"there is no {root / name / CONFIG_FILE}, which says what {name} takes and gives: write a whole model "
+            f"with `headrace new {name}`, or make it from an ONNX file with `headrace models import {name} FILE`"
+        )
+
+
+def meta_of(given: Given, root: Path, name: str, source: str = BY) -> Meta:
+    """What goes into meta.json. Raises StartupError for a pair that can't be read, UnknownVersion for the parent."""
+    return Meta(
+        source=source,
+        licence=given.licence,
+        owner=given.owner,
+        parent=Repository(root).find(name, given.parent) if given.parent else "",
+        data_version=given.data_version,
+        hyperparameters={key: _value(text) for key, text in _pairs(given.parameters, "--param", "lr=0.001")},
+        metrics={key: _number(key, text) for key, text in _pairs(given.metrics, "--metric", "accuracy=0.962")},
+    )
+
+
+def _pairs(given: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals and value):
+            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} is {text[:100]!a}: must be like {example}")
+        if key in seen:
+            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} {key[:100]!a} is given twice")
+        seen.add(key)
+        yield key, value
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """JSON where it is; else text, as which people write most things."""
+    try:
+        return json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise StartupError(ExitCode.BAD_SETTINGS, f"--metric {key[:100]!a} is {text[:100]!a}: must be a finite number")
+    return number
+
+
+@contextlib.contextmanager
+def _working(text: str) -> Iterator[Progress]:
+    """Show on a terminal's stderr that something goes on."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(text, total=None)
+        yield progress
+
+
+def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
+    """`headrace models fetch`, with what happens shown on a terminal's stderr.
+
+    Raises StartupError for an unknown name before anything is fetched, and for what can't be fetched or stored.
+    """
+    wanted = list(dict.fromkeys(names or (zoo.DEFAULT_MODEL,)))
+    for name in wanted:
+        if name != builtin_models.NAME:
+            zoo.known(name)
+    with _storing(root), _working("looking") as progress:
+
+        def report(text: str) -> None:
+            progress.update(progress.task_ids[0], description=text)
+
+        found: list[ModelVersion] = []
+        for name in wanted:
+            found += builtin_models.fetch(root) if name == builtin_models.NAME else [zoo.fetch(name, root, report)]
+        pictures = zoo.fetch_photos(root, report) if photos else []
+    if as_json:
+        models = [{"name": version.name, "version": version.version} for version in found]
+        print_json({"models": models, "photos": [str(photo.path) for photo in pictures]})
+        return
+    for version in found:
+        print_done(f"{version.name} {version.version} is current in {root}")
+    if pictures:
+        print_done(f"{len(pictures)} photos in {pictures[0].path.parent}")
+
+
+@contextlib.contextmanager
+def _storing(root: Path) -> Iterator[None]:
+    """What the system refuses is told with the place instead of a trace."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or root
+        raise RepositoryError(f"models fetch: {place}: {error.strerror or error}") from error
