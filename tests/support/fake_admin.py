@@ -76,10 +76,12 @@ class Control(State):
         self.ordered: list[tuple[str, str]] = []
         self.loads: list[str] = []
         self.phases: dict[str, str] = {}
+        self.hidden: set[str] = set()
+        """Models of the repository that this server does not serve."""
 
     def names(self) -> list[str]:
         repository = Repository(self._root)
-        return [name for name in repository.names() if repository.versions(name)]
+        return [name for name in repository.names() if repository.versions(name) and name not in self.hidden]
 
     def index(self) -> list[ModelState]:
         return [

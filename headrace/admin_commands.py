@@ -1,0 +1,177 @@
+"""`headrace traffic`, `headrace models load | unload | watch | status`: what a running server does, and is to do."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.options import HASH_HELP, ConfigOption, JsonOption, NameArgument
+
+_AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        help="host:port of a server's admin.address; else the server that runs here.",
+        show_default=False,
+    ),
+]
+_TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="The server's token, with --address.", show_default=False)
+]
+_CaOption = Annotated[
+    Path | None,
+    typer.Option("--ca", help="PEM certificates to trust, with --address; else the system's.", show_default=False),
+]
+
+
+def register(app: typer.Typer, models_app: typer.Typer) -> None:
+    """Put the commands where they belong."""
+    app.command("traffic")(traffic)
+    models_app.command("load")(models_load)
+    models_app.command("unload")(models_unload)
+    models_app.command("status")(models_status)
+    models_app.command("watch")(models_watch)
+
+
+def traffic(  # noqa: PLR0913 - one parameter per option
+    name: NameArgument,
+    *,
+    canary: Annotated[str, typer.Option(metavar="HASH", help=f"Give a share to it. {HASH_HELP}")] = "",
+    shadow: Annotated[str, typer.Option(metavar="HASH", help="Send it copies of a share; it answers nobody.")] = "",
+    percent: Annotated[str, typer.Option(metavar="P[,P...]", help="Of the callers; several: a ramp.")] = "",
+    every: Annotated[str, typer.Option(metavar="TIME", help="Between two steps of a ramp, e.g. 90s, 10m, 1h.")] = "",
+    by: Annotated[
+        str, typer.Option(metavar="routing_key|request_id", help="What a caller is known by; default routing_key.")
+    ] = "",
+    promote: Annotated[bool, typer.Option("--promote", help="The canary becomes current.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="End the canary; without one, go one back.")] = False,
+    reason: Annotated[str, typer.Option(help="For the history, with --rollback.")] = "",
+    to: Annotated[str, typer.Option(metavar="HASH", help="All callers to this version at once.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again each second, until Ctrl-C.")] = False,
+    config: ConfigOption = None,
+    address: _AddressOption = "",
+    token_file: _TokenOption = None,
+    ca: _CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change which version of a model answers whom.
+
+    A version is loaded and proven before it answers anybody. Without a running server the change is written to
+    traffic.json.
+
+    Examples:
+        headrace traffic my-classifier
+
+        headrace traffic my-classifier --canary 3f2a --percent 5,25,50,100 --every 10m
+
+        headrace traffic my-classifier --shadow 3f2a --percent 10
+
+        headrace traffic my-classifier --rollback --reason "too many dogs"
+    """
+    from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
+    from headrace.admin_orders import Target, Wanted  # noqa: PLC0415 - imports gRPC
+
+    wanted = Wanted(
+        canary=canary,
+        shadow=shadow,
+        percent=percent,
+        every=every,
+        by=by,
+        promote=promote,
+        rollback=rollback,
+        reason=reason,
+        to=to,
+    )
+    target = Target(config, address, token_file, ca)
+    admin_run.traffic(target, name, wanted, watch=watch, as_json=as_json)
+
+
+def models_load(
+    name: NameArgument,
+    *,
+    config: ConfigOption = None,
+    address: _AddressOption = "",
+    token_file: _TokenOption = None,
+    ca: _CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the running server serve a model as traffic.json and model.yaml say now; waits for the proof.
+
+    Examples:
+        headrace models load my-classifier
+
+        headrace models load my-classifier --address models.example:8002 --token-file token --ca ca.pem
+    """
+    from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
+    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
+
+    admin_run.load(Target(config, address, token_file, ca), name, as_json=as_json)
+
+
+def models_unload(
+    name: NameArgument,
+    *,
+    config: ConfigOption = None,
+    address: _AddressOption = "",
+    token_file: _TokenOption = None,
+    ca: _CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the running server stop serving a model, with all of its versions, and give their memory back.
+
+    Examples:
+        headrace models unload my-classifier
+
+        headrace models unload my-classifier --json
+    """
+    from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
+    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
+
+    admin_run.unload(Target(config, address, token_file, ca), name, as_json=as_json)
+
+
+def models_status(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, also on a terminal.")] = False,
+    config: ConfigOption = None,
+    address: _AddressOption = "",
+    token_file: _TokenOption = None,
+    ca: _CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the running server has loaded: phases, roles, memory and its budget, load times, uses.
+
+    On a terminal it goes on until Ctrl-C.
+
+    Examples:
+        headrace models status
+
+        headrace models status --json | jq '.memory[0].models_bytes'
+    """
+    from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
+    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
+
+    admin_run.status(Target(config, address, token_file, ca), once=once, as_json=as_json)
+
+
+def models_watch(
+    name: Annotated[str, typer.Argument(help="Only this model.", show_default=False)] = "",
+    *,
+    config: ConfigOption = None,
+    address: _AddressOption = "",
+    token_file: _TokenOption = None,
+    ca: _CaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a line for everything that changes in the running server, until Ctrl-C or until it stops.
+
+    Examples:
+        headrace models watch
+
+        headrace models watch my-classifier --json | jq -c '.versions[]'
+    """
+    from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
+    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
+
+    admin_run.watch(Target(config, address, token_file, ca), name, as_json=as_json)

@@ -1,0 +1,261 @@
+"""What `headrace traffic` and `headrace models load | unload` order, and from whom: a running server, or the disk.
+
+Without a server traffic.json is written as a server would write it, and the next start takes it up.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from headrace.admin_client import AdminClient
+from headrace.admin_results import TrafficNow
+from headrace.admin_wire import NoServer
+from shared import traffic as transitions
+from shared.errors import ExitCode, StartupError, UnknownModel, UnknownVersion
+from shared.repository import MIN_PREFIX, Repository
+from shared.repository_writer import change_traffic, now_utc
+from shared.settings import Settings
+from shared.settings_loader import load
+from shared.traffic import By, Canary, Ramp, Traffic, Why
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
+_PART = re.compile(r"([\d.]+)([smhd])", re.ASCII)
+_BY: dict[str, By] = {"routing_key": "routing_key", "request_id": "request_id"}
+MAX_FILE_BYTES = 1024 * 1024
+"""Of a token or certificate."""
+
+
+class Target(NamedTuple):
+    """Which server."""
+
+    config: Path | None = None
+    address: str = ""
+    token_file: Path | None = None
+    ca: Path | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `headrace traffic` that change something, as they were given."""
+
+    canary: str = ""
+    shadow: str = ""
+    percent: str = ""
+    every: str = ""
+    by: str = ""
+    promote: bool = False
+    rollback: bool = False
+    reason: str = ""
+    to: str = ""
+
+
+class Orders(Protocol):
+    """`headrace.admin_client.AdminClient`, or `OnDisk`."""
+
+    def switch(self, name: str, version: str) -> Traffic:
+        """All callers to this version."""
+
+    def canary(self, name: str, canary: Canary) -> Traffic:
+        """A share to a version."""
+
+    def promote(self, name: str) -> Traffic:
+        """The canary becomes current."""
+
+    def roll_back(self, name: str, reason: str = "") -> Traffic:
+        """End the canary, or go back."""
+
+    def traffic(self, name: str) -> TrafficNow:
+        """As it is."""
+
+
+class OnDisk:
+    """Orders written to traffic.json, through the same transitions as a server's."""
+
+    def __init__(self, root: Path, by: str = "headrace traffic") -> None:
+        self._root = root
+        self._by = by
+
+    def switch(self, name: str, version: str) -> Traffic:
+        """Raises UnknownModel, RepositoryError."""
+        return self._changed(name, lambda before: transitions.switch(before, version, self._why()))
+
+    def canary(self, name: str, canary: Canary) -> Traffic:
+        """A ramp counts from now. Raises Conflict, InvalidOption, UnknownModel, RepositoryError."""
+        ramp = canary.ramp
+        if ramp is not None and math.isfinite(ramp.every_s):
+            ramp = msgspec.structs.replace(ramp, next_at_s=time.time() + ramp.every_s)
+        timed = msgspec.structs.replace(canary, ramp=ramp)
+        return self._changed(name, lambda before: transitions.start_canary(before, timed, self._why()))
+
+    def promote(self, name: str) -> Traffic:
+        """Raises Conflict, UnknownModel, RepositoryError."""
+        return self._changed(name, lambda before: transitions.promote(before, self._why()))
+
+    def roll_back(self, name: str, reason: str = "") -> Traffic:
+        """Raises Conflict, UnknownModel, RepositoryError."""
+        return self._changed(name, lambda before: transitions.roll_back(before, self._why(reason)))
+
+    def traffic(self, name: str) -> TrafficNow:
+        """Without figures. Raises UnknownModel, UnknownVersion, RepositoryError."""
+        repository = Repository(self._root)
+        current = repository.current(name)
+        return TrafficNow(msgspec.structs.replace(repository.traffic(name), current=current))
+
+    def _why(self, reason: str = "") -> Why:
+        return Why(now_utc(), self._by, reason)
+
+    def _changed(self, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
+        return change_traffic(self._root, name, change)
+
+
+class Reached(NamedTuple):
+    """Who takes the orders about one model."""
+
+    orders: Orders
+    versions: Sequence[str]
+    note: str = ""
+    """Why it is the disk; empty when it is a server."""
+
+
+def settings_of(target: Target) -> Settings:
+    """Raises StartupError."""
+    return load(target.config).settings
+
+
+def server(target: Target) -> AdminClient:
+    """The server, by TCP where an address is given. Raises NoServer, StartupError."""
+    if not target.address:
+        if target.token_file is not None or target.ca is not None:
+            raise _wrong("--token-file and --ca go with --address: the server that runs here needs neither")
+        return AdminClient.connect(settings_of(target))
+    token = _content(target.token_file, "--token-file").decode("ascii", "replace").strip() if target.token_file else ""
+    if not token.isascii() or not token.isprintable():
+        raise _wrong("--token-file holds no token: one line of printable ASCII characters")
+    ca = _content(target.ca, "--ca") if target.ca is not None else None
+    return AdminClient.connect(target.address, token, ca)
+
+
+def reached(target: Target, name: str) -> Reached:
+    """The server if it serves the model, else the disk. Raises UnknownModel, StartupError."""
+    try:
+        client = server(target)
+    except NoServer:
+        if target.address:
+            raise
+        return _on_disk(target, name, "no server runs: written to traffic.json, the next start takes it up")
+    try:
+        client.traffic(name)
+        return Reached(client, [each.state.version for each in client.model(name).versions])
+    except UnknownModel:
+        client.close()
+        if target.address:
+            raise
+        return _on_disk(
+            target, name, "the server does not serve this model: written to traffic.json, a load takes it up"
+        )
+
+
+def _on_disk(target: Target, name: str, note: str) -> Reached:
+    root = settings_of(target).repository
+    return Reached(OnDisk(root), Repository(root).versions(name), note)
+
+
+def carried_out(wanted: Wanted, name: str, at: Reached) -> Traffic:
+    """Order what the options say. Raises HeadraceError, StartupError."""
+    if wanted.to:
+        return at.orders.switch(name, matched(wanted.to, at.versions, name))
+    if wanted.promote:
+        return at.orders.promote(name)
+    if wanted.rollback:
+        return at.orders.roll_back(name, wanted.reason)
+    version = matched(wanted.canary or wanted.shadow, at.versions, name)
+    return at.orders.canary(name, planned(wanted, version))
+
+
+def changes_something(wanted: Wanted) -> bool:
+    """Whether the options order anything. Raises StartupError for those that do not go together."""
+    given = {
+        "--canary": wanted.canary,
+        "--shadow": wanted.shadow,
+        "--promote": wanted.promote,
+        "--rollback": wanted.rollback,
+        "--to": wanted.to,
+    }
+    orders = [option for option, value in given.items() if value]
+    if len(orders) > 1:
+        raise _wrong(f"{orders[0]} and {orders[1]} do not go together: one change at a time")
+    starts = bool(wanted.canary or wanted.shadow)
+    for option, value in (("--percent", wanted.percent), ("--every", wanted.every), ("--by", wanted.by)):
+        if value and not starts:
+            raise _wrong(f"{option} goes with --canary or --shadow")
+    if wanted.reason and not wanted.rollback:
+        raise _wrong("--reason goes with --rollback")
+    if starts:
+        planned(wanted, "")
+    return bool(orders)
+
+
+def planned(wanted: Wanted, version: str) -> Canary:
+    """The canary that the options describe. Raises StartupError naming the option."""
+    steps = _percents(wanted.percent, "--canary" if wanted.canary else "--shadow")
+    by = _BY.get(wanted.by or "routing_key")
+    if by is None:
+        raise _wrong(f"--by {wanted.by[:100]!a}: must be routing_key or request_id")
+    if len(steps) > 1 and not wanted.every:
+        raise _wrong("several steps of --percent need --every, the time between two, e.g. --every 10m")
+    if len(steps) == 1 and wanted.every:
+        raise _wrong("--every goes with several steps of --percent, e.g. --percent 5,25,50,100")
+    ramp = Ramp(steps=steps, every_s=seconds(wanted.every, "--every")) if wanted.every else None
+    return Canary(version=version, percent=steps[0], by=by, shadow=bool(wanted.shadow), ramp=ramp)
+
+
+def _percents(text: str, option: str) -> list[float]:
+    if not text:
+        raise _wrong(f"{option} needs --percent, e.g. --percent 5")
+    try:
+        steps = [float(part) for part in text.split(",")]
+    except ValueError:
+        steps = []
+    if not steps or not all(0 < step <= 100 for step in steps):
+        raise _wrong(
+            f"--percent {text[:100]!a}: must be numbers above 0 and at most 100, e.g. 5, or 5,25,50,100 for a ramp"
+        )
+    return steps
+
+
+def seconds(text: str, option: str) -> float:
+    """`90s`, `10m`, `1h30m`, `2d`. Raises StartupError."""
+    if not _DURATION.fullmatch(text):
+        raise _wrong(f"{option} {text[:100]!a}: must be a time with its unit (s, m, h or d), e.g. 90s, 10m or 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+def matched(prefix: str, versions: Sequence[str], name: str) -> str:
+    """The one version whose hash starts so. Raises UnknownVersion."""
+    found = [version for version in versions if version.startswith(prefix)]
+    if len(prefix) >= MIN_PREFIX and len(found) == 1:
+        return found[0]
+    if len(prefix) < MIN_PREFIX:
+        why = f"a version is named by {MIN_PREFIX} digits of its hash or more"
+    else:
+        why = f"{len(found)} versions of {name} start with it" if found else f"model {name} has no such version"
+    raise UnknownVersion(f"version {prefix[:100]!a}: {why} (`headrace models list` shows them)")
+
+
+def _content(path: Path | None, option: str) -> bytes:
+    if path is None:
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise _wrong(f"{option} {path}: can't be read: {error.strerror}") from None
+
+
+def _wrong(text: str) -> StartupError:
+    return StartupError(ExitCode.BAD_SETTINGS, text)
