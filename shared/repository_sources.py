@@ -9,6 +9,7 @@ import os
 import pickletools
 import re
 import stat
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -88,11 +89,13 @@ def is_pickle(head: bytes) -> bool:
     imports = False
     count = 0
     try:
-        for operation, argument, _ in pickletools.genops(io.BytesIO(head)):
-            imports |= operation.name in _IMPORTS and _GLOBAL.fullmatch(str(argument)) is not None
-            count += 1
-            if count >= _MAX_OPERATIONS:
-                break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # weights may look like text with odd escapes
+            for operation, argument, _ in pickletools.genops(io.BytesIO(head)):
+                imports |= operation.name in _IMPORTS and _GLOBAL.fullmatch(str(argument)) is not None
+                count += 1
+                if count >= _MAX_OPERATIONS:
+                    break
     except (ValueError, UnicodeDecodeError, OverflowError):
         # Cut off, or no pickle at all. Three operations in a row are no accident after the mark; a safetensors file
         # whose header has 640 bytes begins like the mark, and goes on with a zero, which is no operation.

@@ -182,3 +182,7 @@ def test_a_tar_of_numbers_is_no_pickle(write: Write, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         archive.add(write("numbers", bytes(range(256))), "numbers")
     assert collect([tmp_path / "x.tar"])
+
+
+def test_weights_that_look_like_text_with_an_odd_escape_are_just_bytes() -> None:
+    assert not is_pickle(b"S'\\\xc0'\n.")
