@@ -28,6 +28,7 @@ from gateway.build import served_models
 from gateway.command_line import Told
 from gateway.cost_model import CostModel
 from gateway.describe import Parts, export
+from gateway.describe_lives import LivesShown
 from gateway.dispatch import Dispatcher
 from gateway.event_loop import new_event_loop
 from gateway.everywhere import Everywhere
@@ -141,19 +142,18 @@ class Gateway:
             routing=routing,
             workers=self.workers,
         )
-        self.readiness.connect(self.flow, parts.describe)
         row_caps = RowCaps(routing.models, self.dispatch.configure)
         self.workers.connect([row_caps, self.dispatch, self.readiness])
         self.dispatch.drops, self.outcomes.refused_unread = self.metrics.drops, self.metrics.unread
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
-        export(parts)
         self.metrics.registry.register(self.outcomes)
         knit = Knit(
             self.admission, cost, self.dispatch, self.flow, self.metrics, self.pool, self.readiness, self.workers
         )
         self.lives = Lives(settings, routing, knit, row_caps.forget)
         self.control = self.lives.control
+        self._show(parts)
         self.everywhere = None
         if count > 1:
             self.everywhere = Everywhere(index, [runtime.peer_socket(each) for each in range(count)], self.control)
@@ -170,6 +170,13 @@ class Gateway:
             self.readiness,
             Repository(self.readiness, self.everywhere or self.control, allowed=settings.gateway.repository_control),
         )
+
+    def _show(self, parts: Parts) -> None:
+        """Put everything that the parts know of themselves on `/metrics` and `/debug`."""
+        lives = LivesShown(self.lives, self.workers)
+        export(parts)
+        lives.export(self.metrics)
+        self.readiness.connect(self.flow, lambda: parts.describe() | lives.describe())
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
         """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs.
