@@ -20,7 +20,7 @@ class LivesShown:
         """JSON-able."""
         return {
             "traffic": {name: self._traffic(name) for name in self._lives.control.names()},
-            "memory": {worker: msgspec.structs.asdict(note) for worker, note in self._workers.memory()},
+            "memory": {worker: msgspec.to_builtins(note) for worker, note in self._workers.memory()},
             "caches": {
                 name: {
                     "bytes": store.nbytes,
