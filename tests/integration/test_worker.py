@@ -314,7 +314,7 @@ async def test_a_second_worker_of_the_same_number_is_refused(tmp_path: Path) -> 
         await greeted(gateway)
         async with worker_in(tmp_path) as second:
             assert await second.exit_code() == ExitCode.IN_USE
-            assert "worker-0 already runs" in await second.stderr()
+            assert "worker-0 already runs" in second.stderr()
         async with worker_in(tmp_path, "--index", "1"):
             await gateway.until(lambda: len(gateway.hellos) == 2, "the other worker's Hello")
             assert gateway.hellos[1].worker == "worker-1"

@@ -12,6 +12,7 @@ from tests.support.fake_gateway import LIMIT_S, FakeGateway
 from tests.support.worker_parts import toy_model
 
 ROOT = Path(__file__).parents[2]
+LOG = "worker.log"
 SIMULATED = "pipeline: toy:Toy\nbackend: simulated\n"
 
 
@@ -31,10 +32,9 @@ class Worker:
         """Files of its own in the runtime folder."""
         return list(self.runtime.glob("worker*"))
 
-    async def stderr(self) -> str:
-        """All of its log, once it has ended."""
-        assert self.process.stderr is not None
-        return (await self.process.stderr.read()).decode()
+    def stderr(self) -> str:
+        """All of its log so far, and of others in the same folder."""
+        return (self.runtime.parent / LOG).read_text()
 
 
 @asynccontextmanager
@@ -48,9 +48,10 @@ async def worker_in(
         f"repository: models\nruntime_dir: {folder / 'run'}\nlog: {{format: json}}\n"
         f"worker: {{threads: 1, device: cpu{budget}}}\nbatching: {{max_rows: 4}}\ngateway: {{processes: {gateways}}}\n"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "workers", "--config", str(config), *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
+    with (folder / LOG).open("ab") as log:  # not a pipe, which a talkative worker would fill
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "workers", "--config", str(config), *arguments, cwd=ROOT, stderr=log
+        )
     try:
         yield Worker(process, folder)
     finally:
