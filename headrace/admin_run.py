@@ -17,6 +17,8 @@ from headrace.admin_results import VersionState
 from headrace.output import json_line, literal, print_json
 from shared.errors import ExitCode, StartupError
 
+WIDE = 110
+"""Columns of a terminal from which on load stages and precision are shown."""
 EVERY_S = 1.0
 """Between two looks at figures, which a server does not announce."""
 
@@ -88,9 +90,13 @@ def status(target: Target, *, once: bool, as_json: bool) -> None:
         if as_json:
             print_json(admin.models())
         elif once or not Console().is_terminal:
-            Console().print(admin_show.models(admin.models()))
+            Console().print(_models(admin))
         else:
-            _live(lambda: admin_show.models(admin.models()))
+            _live(lambda: _models(admin))
+
+
+def _models(admin: AdminClient) -> RenderableType:
+    return admin_show.models(admin.models(), wide=Console().width >= WIDE)
 
 
 def watch(target: Target, name: str, *, as_json: bool) -> None:

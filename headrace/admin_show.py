@@ -36,7 +36,7 @@ def _figures(now: TrafficNow) -> Table:
     counted = bool(found)
     compared = any(each.compared for each in now.figures)
     headings = ["version", "role", "share"]
-    headings += ["requests", "errors", "NaN", "slow", "p50 ms", "p99 ms"] if counted else []
+    headings += ["reqs", "err", "NaN", "slow", "p50 ms", "p99 ms"] if counted else []
     headings += ["compared", "disagreed"] if compared else []
     table = _table(*headings)
     for version, role, share in roles(now.traffic):
@@ -62,7 +62,7 @@ def roles(traffic: Traffic) -> list[tuple[str, str, float]]:
 def _numbers(figures: VersionFigures, *, compared: bool) -> list[Text]:
     bad = "red" if figures.errors or figures.nonfinite else ""
     row = [Text(str(figures.requests)), Text(str(figures.errors), bad), Text(str(figures.nonfinite), bad)]
-    row.append(Text(f"{figures.slow} of {figures.batches}" if figures.batches else "–"))
+    row.append(Text(f"{figures.slow}/{figures.batches}" if figures.batches else "–"))
     row += [Text(f"{value:.1f}" if value else "–") for value in (figures.p50_ms, figures.p99_ms)]
     return [*row, Text(str(figures.compared)), Text(str(figures.disagreed))] if compared else row
 
@@ -108,34 +108,33 @@ def _history(changes: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def models(found: Models) -> RenderableType:
-    """Every version that is served, and what the workers' memory holds."""
-    table = _table("model", "version", "role", "share", "phase", "memory", "precision", "load", "uses")
+def models(found: Models, *, wide: bool) -> RenderableType:
+    """Every version that is served, and what the workers' memory holds. `wide`: with everything."""
+    table = _table("model", "version", "role", "phase", "memory", "load", "uses", *(["precision"] if wide else []))
     reasons = []
     for state in found.versions:
         if not state.phase:  # stored only: `headrace models list`
             continue
-        table.add_row(*_state_row(state))
+        table.add_row(*_state_row(state, wide=wide))
         told = filter(None, (state.reason if state.phase != "ready" else "", state.refused))
         reasons += [Text("✗ ", "red") + literal(f"{state.model} {state.version}: {each}") for each in told]
     return Group(table, *map(_memory, found.memory), *reasons)
 
 
-def _state_row(state: VersionState) -> list[Text]:
-    share = f"{state.share:g} %" if state.share else ""
+def _state_row(state: VersionState, *, wide: bool) -> list[Text]:
+    share = f" {state.share:g} %" if 0 < state.share < 100 else ""
     stages = ", ".join(f"{stage} {taken:.1f}" for stage, taken in state.stages_s.items() if taken >= 0.05)
-    load = f"{state.load_s:.1f} s" + (f" ({stages})" if stages else "") if state.load_s else ""
-    return [
+    load = f"{state.load_s:.1f} s" + (f" ({stages})" if stages and wide else "") if state.load_s else ""
+    row = [
         literal(state.model),
         Text(state.version or "none"),
-        _role(state.role),
-        Text(share),
+        _role(state.role) + Text(share),
         Text(state.phase, _PHASE_STYLE.get(state.phase, "yellow")),
         Text(f"{state.memory_bytes / 1e6:.1f} MB" if state.memory_bytes else ""),
-        Text(state.precision),
         Text(load),
         Text(f"{state.uses} ({state.uses_per_minute:.0f}/min)" if state.uses else ""),
     ]
+    return [*row, Text(state.precision)] if wide else row
 
 
 def _memory(worker: WorkerMemory) -> Text:
@@ -144,10 +143,10 @@ def _memory(worker: WorkerMemory) -> Text:
     cells = round(part * _BAR_CELLS)
     colour = "red" if part > 0.95 else "yellow" if part > 0.8 else "green"
     bar = Text("█" * cells, colour) + Text("░" * (_BAR_CELLS - cells), "dim")
-    told = (
-        f" {worker.models_bytes / 1e6:.1f} of {worker.budget_bytes / 1e6:.1f} MB for models, the process has "
-        f"{worker.process_bytes / 1e6:.1f} MB; {worker.loads} loads, {worker.evictions} evictions"
+    held, budget, process = (
+        f"{nbytes / 1e6:.1f}" for nbytes in (worker.models_bytes, worker.budget_bytes, worker.process_bytes)
     )
+    told = f" {held} of {budget} MB; process {process} MB, {worker.loads} loads, {worker.evictions} evictions"
     return literal(f"{worker.worker} ") + bar + Text(told)
 
 
@@ -177,9 +176,11 @@ def _role(role: str) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     texts = {"model", "version", "role", "phase", "precision", "at", "change", "to", "by", "why", "load"}
-    for heading in headings:
-        whole = heading in {"version", "role", "at", "change", "to", "phase"}  # wrong when cut; others give way
-        table.add_column(heading, justify="left" if heading in texts else "right", no_wrap=whole, overflow="fold")
+    for heading in headings:  # names and reasons give way in a narrow terminal; hashes and numbers are wrong when cut
+        gives_way = heading in {"model", "by", "why", "load"}
+        table.add_column(
+            heading, justify="left" if heading in texts else "right", no_wrap=not gives_way, overflow="fold"
+        )
     return table

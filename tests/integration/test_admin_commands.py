@@ -41,10 +41,10 @@ class Shell:
         self._app = app
         self.err = ""
 
-    def __call__(self, *arguments: str) -> str:
+    def __call__(self, *arguments: str, columns: int = 200) -> str:
         """What it prints. Raises what it raises."""
         config = [] if "--help" in arguments else ["--config", self._config]
-        result = CliRunner().invoke(self._app, [*arguments, *config], env={"COLUMNS": "200"})
+        result = CliRunner().invoke(self._app, [*arguments, *config], env={"COLUMNS": str(columns)})
         self.err = result.stderr
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -103,8 +103,8 @@ def test_traffic_from_canary_to_rollback(shell: Shell, server: AdminThread, vers
     out = shell("traffic", "m", "--canary", new[:6], "--percent", "5,25,100", "--every", "10m", "--by", "request_id")
     assert f"✓ m: {new} answers 5 % of the callers, by request_id; 25 % in 10 min" in out
     table = shell("traffic", "m")
-    assert re.search(rf"{old} +● current +95 % +100 +0 +0 +0 of 50 +4\.5 +20\.2", table)
-    assert re.search(rf"{new} +canary +5 % +100 +1 +0 +2 of 50", table)
+    assert re.search(rf"{old} +● current +95 % +100 +0 +0 +0/50 +4\.5 +20\.2", table)
+    assert re.search(rf"{new} +canary +5 % +100 +1 +0 +2/50", table)
     assert re.search(r"25 % in (10 min|9 min \d+ s) \(steps 5, 25, 100 %, every 10 min\)", table)
     assert re.search(rf"canary 5 % +{new} +\S.* \(uid \d+\)", table)
     assert f"✓ m: {new} answers all callers; {old} stays loaded" in shell("traffic", "m", "--promote")
@@ -190,15 +190,25 @@ def test_load_unload_and_status(shell: Shell, server: AdminThread, versions: lis
     assert re.search(rf"m +{versions[0]} .* unloaded", shell("models", "status"))
     assert f"✓ m {versions[0]} is current, loaded in 0.5 s" in shell("models", "load", "m")
     out = shell("models", "status")
-    assert re.search(rf"{versions[0]} +● current +100 % +ready +1\.0 MB +fp32 +0\.5 s \(read 0\.2, build 0\.3\)", out)
-    assert "7 (2/min)" in out
-    assert "worker-0 ████████████░░░░░░░░░░░░ 2.0 of 4.0 MB for models" in out
+    assert re.search(
+        rf"{versions[0]} +● current +ready +1\.0 MB +0\.5 s \(read 0\.2, build 0\.3\) +7 \(2/min\) +fp32", out
+    )
+    assert "worker-0 ████████████░░░░░░░░░░░░ 2.0 of 4.0 MB;" in out
     assert versions[2] not in out  # only stored
     assert json.loads(shell("models", "unload", "m", "--json")) == {"model": "m", "phase": "unloaded"}
     assert json.loads(shell("models", "load", "m", "--json"))[0]["phase"] == "ready"
     memory = shell.json("models", "status")["memory"]
     assert isinstance(memory, list)
     assert memory[0]["budget_bytes"] == 4_000_000
+
+
+def test_nothing_is_cut_in_a_narrow_terminal(shell: Shell, server: AdminThread, versions: list[str]) -> None:
+    shell("traffic", "m", "--canary", versions[1], "--percent", "5")
+    status = shell("models", "status", columns=80)
+    assert re.search(rf"{versions[1]} +canary 5 % +ready +1\.0 MB +0\.5 s +7 \(2/min\)", status)
+    table = shell("traffic", "m", columns=80)
+    assert re.search(rf"{versions[0]} +● current +95 % +100 +0 +0 +0/50 +4\.5 +20\.2", table)
+    assert max(map(len, (status + table).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("as_json", [False, True])
