@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | classify | new | models | config | demo`.
+"""The command line: `headrace serve | classify | new | models | traffic | config | demo`.
 
 Only what a command needs is imported, inside it, so that `--help` and `config explain` answer at once. A foreseen
 failure is one line on stderr and the exit code of `shared.errors.ExitCode`; results go to stdout, all else to stderr.
@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from headrace import admin_commands
 from headrace.options import AddressOption, ConfigOption, JsonOption
 from headrace.upkeep_commands import models_app
 from shared.errors import ExitCode, HeadraceError, StartupError
@@ -28,6 +29,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="The settings: what is in force, and why.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
+admin_commands.register(app, models_app)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`headrace models list | fetch | add | show | history`, and `headrace new`: what is there and how it comes there."""
+"""`headrace models list | fetch | add | import | show | history`: what is there, and how it comes there."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,16 @@ from typing import Annotated
 import typer
 
 from headrace.options import HASH_HELP, ConfigOption, JsonOption, NameArgument
+
+_DataVersionOption = Annotated[str, typer.Option(help="What it was trained on, in your own words.")]
+_OwnerOption = Annotated[str, typer.Option(help="Whom to ask about it.")]
+_LicenceOption = Annotated[str, typer.Option(help="Of the weights.")]
+_ParentOption = Annotated[str, typer.Option(metavar="HASH", help="The version it was made from.")]
+_MetricOption = Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="May be repeated.")]
+_ParamOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hyper-parameter, JSON or text. May be repeated.")
+]
+_CurrentOption = Annotated[bool, typer.Option("--current", help="All traffic to it at once.")]
 
 models_app = typer.Typer(
     help="The model repository: what is there, where it comes from, and what is no longer needed.",
@@ -58,15 +68,13 @@ def models_add(  # noqa: PLR0913 - one parameter per option
     name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
     paths: Annotated[list[Path], typer.Argument(help="Files of the version, or folders of files.", metavar="PATH...")],
     *,
-    data_version: Annotated[str, typer.Option(help="What it was trained on, in your own words.")] = "",
-    owner: Annotated[str, typer.Option(help="Whom to ask about it.")] = "",
-    licence: Annotated[str, typer.Option(help="Of the weights.")] = "",
-    parent: Annotated[str, typer.Option(metavar="HASH", help="The version it was made from.")] = "",
-    metric: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="May be repeated.")] = None,
-    param: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hyper-parameter, JSON or text. May be repeated.")
-    ] = None,
-    current: Annotated[bool, typer.Option("--current", help="All traffic to it at once.")] = False,
+    data_version: _DataVersionOption = "",
+    owner: _OwnerOption = "",
+    licence: _LicenceOption = "",
+    parent: _ParentOption = "",
+    metric: _MetricOption = None,
+    param: _ParamOption = None,
+    current: _CurrentOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,6 +101,53 @@ def models_add(  # noqa: PLR0913 - one parameter per option
         parameters=param or [],
     )
     add_model(load(config).settings, name, paths, given, make_current=current, as_json=as_json)
+
+
+@models_app.command("import")
+def models_import(  # noqa: PLR0913 - one parameter per option
+    name: Annotated[str, typer.Argument(help="What the model is, or is to be, called.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="An .onnx, .pt2 or .safetensors file.", show_default=False)],
+    *,
+    pipeline: Annotated[str, typer.Option(metavar="image_classification|tensor", help="Else by its inputs.")] = "",
+    network: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="Of a .safetensors file.")] = "",
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")] = None,
+    mean: Annotated[str, typer.Option(metavar="R,G,B", help="Subtracted, in units of 0..255.")] = "",
+    std: Annotated[str, typer.Option(metavar="R,G,B", help="Divides what is left.")] = "",
+    labels: Annotated[Path | None, typer.Option(help="A text file, one label a line.")] = None,
+    trust: Annotated[str, typer.Option(metavar="data|code", help="`code`: an archive of torch.export.")] = "data",
+    data_version: _DataVersionOption = "",
+    owner: _OwnerOption = "",
+    licence: _LicenceOption = "",
+    parent: _ParentOption = "",
+    metric: _MetricOption = None,
+    param: _ParamOption = None,
+    current: _CurrentOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a model of a file, or a new version of it: model.yaml by what the file declares, proven by a real batch.
+
+    Examples:
+        headrace models import my-detector detector.onnx
+
+        headrace models import my-classifier classifier.onnx --labels labels.txt --mean 127,127,127 --std 128,128,128
+    """
+    from headrace.importing import Asked, import_model  # noqa: PLC0415 - imports rich
+    from headrace.storing import Given  # noqa: PLC0415
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    asked = Asked(
+        pipeline=pipeline, network=network, size=size, mean=mean, std=std, labels=labels, trust=trust, current=current
+    )
+    given = Given(
+        data_version=data_version,
+        owner=owner,
+        licence=licence,
+        parent=parent,
+        metrics=metric or [],
+        parameters=param or [],
+    )
+    import_model(load(config).settings, name, file, asked, given, as_json=as_json)
 
 
 @models_app.command("show")

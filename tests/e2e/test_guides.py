@@ -1,0 +1,83 @@
+"""The guides' commands and programs, run as they stand, in an empty folder, against the real server."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.new_templates import TEMPLATES
+from shared.repository import Repository
+from tests.support.documents import Block, blocks, busy_ports, checkout, environment, run
+from tests.support.stack import ROOT, Process
+
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+SERVE = "$ headrace serve"
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, jpeg: bytes) -> Path:
+    """An empty one with a short name, since the server's sockets lie in it, and the reader's photo."""
+    folder = tmp_path_factory.mktemp("guide")
+    (folder / "photo.jpg").write_bytes(jpeg)
+    return folder
+
+
+def served(folder: Path) -> Process:
+    """What the reader has typed in another terminal."""
+    process = Process(["headrace", "serve"], folder, environment(folder))
+    process.wait_line("Headrace is ready")
+    return process
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_every_block_works_in_the_order_of_the_page(guide: Path, folder: Path) -> None:
+    """A page says when it starts the server; else it is read beside one that serves the default models."""
+    busy = busy_ports()
+    if busy:
+        pytest.skip(f"the guides' ports {busy} are in use on this machine")
+    page = blocks(guide)
+    server = None if any(SERVE in block.text for block in page) else served(checkout(folder))
+    try:
+        for block in page:
+            if SERVE in block.text:
+                server = served(folder)
+            if block.language not in {"sh", "python"}:
+                continue
+            done = run(block, folder)
+            output = server.output() if server is not None else ""
+            assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}\n{output[-5000:]}"
+            assert "Traceback" not in done.stderr
+    finally:
+        if server is not None:
+            server.popen.terminate()
+            code = server.wait()
+            server.close()
+    assert server is not None
+    assert code == 0
+
+
+def test_there_are_guides() -> None:
+    assert "bring-your-own" in {guide.stem for guide in GUIDES}
+    languages = {block.language for guide in GUIDES for block in blocks(guide)}
+    assert languages <= {"sh", "python", "console", "yaml"}
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "tensor"])
+def test_a_new_model_serves_at_once(kind: str, folder: Path) -> None:
+    busy = busy_ports()
+    if busy:
+        pytest.skip(f"the commands' ports {busy} are in use on this machine")
+    made = run(Block("sh", f"headrace new my-model --from {kind}"), folder)
+    assert made.returncode == 0, made.stderr
+    call = TEMPLATES[kind].call.replace("NAME", "my-model")
+    assert call in made.stdout
+    server = served(folder)
+    try:
+        done = run(Block("sh", call), folder)
+    finally:
+        server.popen.terminate()
+        server.wait()
+        server.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Repository(folder / "models").current("my-model")
+    assert ("third" in done.stdout) if kind != "tensor" else ('"y"' in done.stdout), done.stdout
