@@ -67,10 +67,11 @@ class Lives:
         self.shadows = Shadows(knit.admission, self.judge, knit.flow.all)
         self.reuse = Reuse(settings.cache)
         knit.flow.reuse, knit.flow.answered = self.reuse, self._answered
-        self.demand = Demand(knit.workers, knit.readiness.wanted)
+        parked, return_limit_s = knit.dispatch.parked, settings.worker.return_limit_ms / 1000
+        self.demand = Demand(knit.workers, knit.readiness.wanted, parked.models, return_limit_s)
         knit.readiness.subscribe(self.demand.changed)
         knit.readiness.greeted = self.demand.again
-        knit.flow.load, knit.dispatch.parked.wanted = self.demand.ready, self.demand.load
+        knit.flow.load, parked.wanted = self.demand.ready, self.demand.load
         knit.dispatch.on_batch = self._batch_came
         self.watch: Watch
 

@@ -20,9 +20,7 @@ class Parked:
 
     def add(self, work: Work) -> None:
         """Let an item wait."""
-        number = work.queued.item
-        timer = asyncio.get_running_loop().call_later(self._limit_s, self._expire, number)
-        self._works[number] = work, timer
+        self._wait(work)
         self.wanted(work.model)
 
     def pop(self, number: int) -> Work | None:
@@ -42,10 +40,20 @@ class Parked:
         """Rows of a model that wait here."""
         return sum(work.queued.rows for work, _ in self._works.values() if work.model.number == model)
 
+    def models(self) -> set[ServedModel]:
+        """The versions that something here waits for."""
+        return {work.model for work, _ in self._works.values()}
+
     def __len__(self) -> int:
         return len(self._works)
 
+    def _wait(self, work: Work) -> None:
+        number = work.queued.item
+        self._works[number] = work, asyncio.get_running_loop().call_later(self._limit_s, self._expire, number)
+
     def _expire(self, number: int) -> None:
         work = self.pop(number)
-        if work is not None:
+        if work is not None and work.model.waits_for_load:  # a worker is there, and loads it: its deadline is the limit
+            self._wait(work)
+        elif work is not None:
             fail(work, ProcessLost("the worker was lost and did not come back within worker.return_limit_ms"))

@@ -224,6 +224,23 @@ async def test_a_worker_that_does_not_come_back_in_time_is_unavailable(bench: Ca
         await asyncio.wait_for(future, LIMIT_S)
 
 
+async def test_what_waits_for_a_load_is_limited_by_its_own_deadline(bench: Callable[..., Bench]) -> None:
+    model = served()
+    model.pinned, model.state.phase = False, "loading"
+    b = bench(model, limits=WorkerSettings(return_limit_ms=1))
+    connect_worker(b.workers)
+    wanted: list[str] = []
+    b.dispatch.parked.wanted = lambda model: wanted.append(model.name)
+    future = await b.submit(model)
+    assert b.dispatch.parked.models() == {model}
+    done, _ = await asyncio.wait([future], timeout=0.05)
+    assert (done, len(b.dispatch.parked)) == (set(), 1), "the worker is there, and loads it"
+    assert wanted == ["words"], "asked for once"
+    model.state.phase = "no_worker"
+    with pytest.raises(ProcessLost, match="return_limit_ms"):
+        await asyncio.wait_for(future, LIMIT_S)
+
+
 async def test_a_model_that_fails_to_load_answers_what_waits_for_it(bench: Callable[..., Bench]) -> None:
     model = served()
     b = bench(model)
