@@ -9,7 +9,7 @@ from gateway.figures import VersionFigures
 from gateway.guard import Guard, Pair
 from gateway.metrics import MeasuredRequest
 from gateway.orders import Order, RollBack
-from gateway.request import is_own
+from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY
 from gateway.served import ServedModel
 from gateway.split import Split
 from shared.errors import Code, HeadraceError
@@ -91,18 +91,21 @@ class Judge:
     def ran(self, model: ServedModel, batch: Batch, done: BatchDone) -> None:
         """A batch has come back. Proofs do not count: they run at other times than callers' batches."""
         watched = self._watched.get(model.name)
-        if watched is None or not done.rows_run or (is_own(batch.items[0].priority) and not watched.split.shadow):
+        priority = batch.items[0].priority
+        if watched is None or not done.rows_run or priority == PROOF_PRIORITY:
             return
+        if priority == SHADOW_PRIORITY and not watched.split.shadow:
+            return  # what was left of copies
         expected_s = self._predict(QueueKey(watched.split.current.number, batch.key.bucket), batch.cost_rows)
         watched.guard.ran(model.version, done.copy_s + done.run_s, expected_s)
         self._conclude(model.name, watched)
 
-    def compared(self, name: str, *, agrees: bool) -> None:
-        """A shadow's answer was held against the current version's."""
-        watched = self._watched.get(name)
-        if watched is not None:
+    def compared(self, shadow: ServedModel, *, agrees: bool) -> None:
+        """A shadow's answer was held against the current version's; nothing happens for one that was ended since."""
+        watched = self._watched.get(shadow.name)
+        if watched is not None and watched.split.canary is shadow:
             watched.guard.compared(agrees=agrees)
-            self._conclude(name, watched)
+            self._conclude(shadow.name, watched)
 
     def _conclude(self, name: str, watched: _Watched) -> None:
         if name in self._ordered:

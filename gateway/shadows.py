@@ -69,9 +69,9 @@ class Shadows:
         spent_s, nonfinite = now_s() - request.arrived_s, request.times.nonfinite_rows
         self._judge.saw(shadow, code, spent_s, admitted=True, nonfinite=nonfinite)
         if code is None:
-            self._judge.compared(shadow.name, agrees=agree(answered, results))
+            self._judge.compared(shadow, agrees=agree(answered, results))
         elif code is not Code.DEADLINE_EXCEEDED:  # the current version could answer it
-            self._judge.compared(shadow.name, agrees=False)
+            self._judge.compared(shadow, agrees=False)
 
     async def _computed(self, shadow: ServedModel, request: Request) -> Results:
         options = shadow.pipeline.parse_options(request.options)
