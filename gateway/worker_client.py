@@ -136,9 +136,9 @@ class WorkerClient:
             return
         for worker in self._workers.values():
             if worker.ready and model not in worker.loaded and model not in worker.asked:
-                worker.asked.add(model)
                 worker.failed.pop(model, None)
-                self._router.send(worker.identity, message)
+                if self._router.send(worker.identity, message):
+                    worker.asked.add(model)
 
     def forget(self, model: int) -> None:
         """No worker keeps this version any longer."""
