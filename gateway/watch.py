@@ -81,12 +81,11 @@ class Watch:
         task.add_done_callback(lambda _done: self._reconciling.pop(name, None))
 
     async def _step(self, name: str) -> None:
-        canary = self._control.traffic(name).canary
         now = time.time()
-        if canary is None or canary.ramp is None or now < canary.ramp.next_at_s:
-            return
         try:
-            await self._order(name, NextStep(now), "ramp")
+            canary = self._control.traffic(name).canary
+            if canary is not None and canary.ramp is not None and now >= canary.ramp.next_at_s:
+                await self._order(name, NextStep(now), "ramp")
         except HeadraceError as error:
             log.warning("a ramp's next step can't be taken", model=name, reason=error.text)
 
