@@ -10,11 +10,11 @@ from typing import Protocol
 from gateway.figures import VersionFigures
 from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
-from gateway.orders import Order, applied
+from gateway.orders import Order, applied, role_of, told
 from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.split import Split
-from gateway.state import ModelState, Role
+from gateway.state import ModelState
 from gateway.versions import Versions
 from shared.errors import HeadraceError, StartupError, UnknownModel
 from shared.logs import get_logger
@@ -83,6 +83,10 @@ class ModelControl:
         self._known(name)
         return self.told(name)
 
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """The same; with several gateways `everywhere` asks all of them."""
+        return self.figures(name)
+
     def names(self) -> list[str]:
         """Models that are served."""
         return list(self._in_force)
@@ -133,12 +137,17 @@ class ModelControl:
             known = self._known(name)
             wanted = await self._disk.wanted(name)
             after = applied(wanted.traffic, order, at, by)
-            if after is wanted.traffic:
+            if after is wanted.traffic:  # it is written already; what could not be loaded then may be now
+                await self._serve(name, InForce(after, known.config))
                 return after
             await self._disk.check_there(name, after)
             found = await self._prepare(name, InForce(after, known.config))
-            await others.prepare(name, after.without_history())
-            after = await self._disk.write(name, lambda disk: applied(disk, order, at, by))
+            try:
+                await others.prepare(name, after.without_history())
+                after = await self._disk.write(name, wanted.traffic, lambda disk: applied(disk, order, at, by))
+            except BaseException:
+                self._let_go_new(found)
+                raise
             self._switch(name, InForce(after, known.config), found)
         await others.adopt(name)
         return after
@@ -170,6 +179,7 @@ class ModelControl:
         before = self._in_force.get(name)
         same = before is not None and before.config == wanted.config
         if same and before is not None and before.traffic == wanted.traffic and self._all_there(name, wanted.traffic):
+            self._refused(name, "")  # what was wrong has been taken back
             return
         if before is None:  # not served, or not since it was unloaded: there is nothing that could go on meanwhile
             await self._serve_anew(name, wanted)
@@ -203,6 +213,8 @@ class ModelControl:
                     if model is None:
                         continue
                     new.append(model)
+                elif self._takes_over(model, wanted.traffic):
+                    await self._versions.proven(model)
                 found[version] = model
         except BaseException:
             for model in new:
@@ -221,6 +233,20 @@ class ModelControl:
             log.warning("no hot standby", model=name, version=version, reason=error.text)
             return None
 
+    def _takes_over(self, model: ServedModel, traffic: Traffic) -> bool:
+        """Whether one that can't answer now is to take callers away from one that can."""
+        split = self._routing.split(model.name)
+        if split is None or not _answers(split.current) or _answers(model):
+            return False
+        if model.version == traffic.current:
+            return model is not split.current
+        return traffic.canary is not None and model.version == traffic.canary.version and model is not split.canary
+
+    def _let_go_new(self, found: dict[str, ServedModel]) -> None:
+        for model in found.values():
+            if model.state.role == "coming":
+                self._versions.let_go(model)
+
     def _existing(self, name: str, version: str, revision: str) -> ServedModel | None:
         for model in self._routing.of(name):
             usable = model.state.role != "retiring" and model.state.phase != "unloaded"
@@ -230,6 +256,9 @@ class ModelControl:
 
     def _switch(self, name: str, wanted: InForce, found: dict[str, ServedModel]) -> None:
         """Move the pointer. What is not needed any more finishes what it has, and is let go."""
+        if name not in self._in_force:  # unloaded meanwhile: this is what the next load serves
+            self._let_go_new(found)
+            return
         traffic, canary = wanted.traffic, wanted.traffic.canary
         current = found[traffic.current]
         self._routing.point(
@@ -241,35 +270,25 @@ class ModelControl:
         for model in self._routing.of(name):
             if model.number in kept:
                 self._versions.keep(model)
-                model.state.role, model.state.refused = _role(traffic, model.version), ""
+                model.state.role, model.state.refused = role_of(traffic, model.version), ""
             else:
                 self._versions.retire(model)
         before = self._in_force.get(name)
         self._in_force[name] = wanted
         self.pointed(name, self._routing.split(name))
         if before is not None and before.traffic.without_history() != traffic.without_history():
-            log.info("traffic", model=name, **_told(traffic))
+            log.info("traffic", model=name, **told(traffic))
         self.changed()
 
     def _refused(self, name: str, reason: str) -> None:
+        """Why what the files say is not served; empty: it is."""
         split = self._routing.split(name)
         if split is not None and split.current.state.refused != reason:
             split.current.state.refused = reason
-            log.error("not applied", model=name, version=split.current.version, reason=reason)
+            if reason:
+                log.error("not applied", model=name, version=split.current.version, reason=reason)
             self.changed()
 
 
-def _role(traffic: Traffic, version: str) -> Role:
-    if version == traffic.current:
-        return "current"
-    if traffic.canary is not None and version == traffic.canary.version:
-        return "shadow" if traffic.canary.shadow else "canary"
-    return "standby"
-
-
-def _told(traffic: Traffic) -> dict[str, object]:
-    canary = traffic.canary
-    told: dict[str, object] = {"current": traffic.current, "standby": traffic.standby}
-    if canary is not None:
-        told |= {"shadow" if canary.shadow else "canary": canary.version, "percent": canary.percent}
-    return told
+def _answers(model: ServedModel) -> bool:
+    return model.state.phase in {"ready", "on_demand"}

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from shared.errors import NotReady, StartupError, UnknownVersion
+from shared.errors import Conflict, NotReady, StartupError, UnknownVersion
 from shared.model_config import config_bytes
 from shared.repository import Repository
 from shared.repository_writer import change_traffic
 from shared.traffic import Traffic
+
+T = TypeVar("T")
 
 
 class InForce(NamedTuple):
@@ -28,25 +30,28 @@ class ModelFiles:
 
     async def wanted(self, name: str) -> InForce:
         """What the disk says now. Raises UnknownModel, UnknownVersion, NotReady."""
-        try:
-            return await asyncio.to_thread(self._read, name)
-        except StartupError as error:
-            raise NotReady(f"model {name[:100]!r} can't be loaded: {error.text}") from error
+        return await _in_thread(f"model {name[:100]!r} can't be loaded: ", lambda: self._read(name))
 
     async def check_there(self, name: str, traffic: Traffic) -> None:
         """Raises UnknownVersion for what is to answer; a standby that was removed is nobody's mistake."""
-        there = await asyncio.to_thread(lambda: Repository(self._root).versions(name))
+        there = await _in_thread("", lambda: Repository(self._root).versions(name))
         named = [traffic.current, *([traffic.canary.version] if traffic.canary is not None else [])]
         for version in named:
             if version not in there:
                 raise UnknownVersion(f"model {name[:100]!r} has no version {version[:100]!r}")
 
-    async def write(self, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
-        """Change traffic.json. Raises what `change` raises, NotReady when the disk refuses."""
-        try:
-            return await asyncio.to_thread(change_traffic, self._root, name, change)
-        except StartupError as error:
-            raise NotReady(error.text) from error
+    async def write(self, name: str, before: Traffic, change: Callable[[Traffic], Traffic]) -> Traffic:
+        """Change traffic.json.
+
+        Raises Conflict when it is not as `before` any more, what `change` raises, NotReady when the disk refuses.
+        """
+
+        def changed(now: Traffic) -> Traffic:
+            if now.without_history() != before.without_history():
+                raise Conflict(f"the traffic of model {name[:100]!r} was changed by somebody else meanwhile; try again")
+            return change(now)
+
+        return await _in_thread("", lambda: change_traffic(self._root, name, changed))
 
     def _read(self, name: str) -> InForce:
         repository = Repository(self._root)
@@ -55,3 +60,11 @@ class ModelFiles:
         if not traffic.current:
             traffic = Traffic(current=current)
         return InForce(traffic, config_bytes(self._root / name))
+
+
+async def _in_thread(prefix: str, work: Callable[[], T]) -> T:
+    """Raises what it raises, NotReady with this prefix for what is wrong with the files."""
+    try:
+        return await asyncio.to_thread(work)
+    except StartupError as error:
+        raise NotReady(prefix + error.text) from error

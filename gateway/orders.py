@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.state import Role
 from shared import traffic
 from shared.traffic import Canary, Traffic, Why
 
@@ -59,3 +60,21 @@ def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
     if order.version and (running is None or running.version != order.version):
         return before
     return traffic.roll_back(before, Why(at, by, order.reason, order.figures))
+
+
+def role_of(traffic: Traffic, version: str) -> Role:
+    """What one of the wanted versions is to its model."""
+    if version == traffic.current:
+        return "current"
+    if traffic.canary is not None and version == traffic.canary.version:
+        return "shadow" if traffic.canary.shadow else "canary"
+    return "standby"
+
+
+def told(traffic: Traffic) -> dict[str, object]:
+    """Who answers whom, for the log."""
+    canary = traffic.canary
+    words: dict[str, object] = {"current": traffic.current, "standby": traffic.standby}
+    if canary is not None:
+        words |= {"shadow" if canary.shadow else "canary": canary.version, "percent": canary.percent}
+    return words

@@ -25,6 +25,9 @@ UNUSED_S = LOAD_LIMIT_S + 60
 """A version that was brought up and that nobody pointed to after so long is let go: whoever wanted it has gone."""
 
 
+_NEVER_S = float("-inf")
+
+
 class Versions:
     """Everything that is told to pool, workers, dispatcher and readiness when a version comes or goes."""
 
@@ -40,6 +43,8 @@ class Versions:
         self._next_number = 1 + max((model.number for model in routing.models()), default=0)
         self._coming_s: dict[int, float] = {}
         self._forget: Sequence[Callable[[int], None]] = ()
+        self._leaving: list[ServedModel] = []
+        """Let go while requests were under way: these still count for it when they end. Bounded by admission."""
         self.gone: Callable[[str, str], None] = lambda _name, _version: None
         """Told of the name and version of what is served no more, with whatever model.yaml."""
 
@@ -97,7 +102,11 @@ class Versions:
         self._readiness.subscribe(changed.set)
         try:
             async with asyncio.timeout(LOAD_LIMIT_S):
-                while model.state.phase not in {"ready", "failed", "unloaded", "on_demand"}:
+                while model.state.phase not in {"ready", "failed", "unloaded"}:
+                    if model.state.phase == "on_demand":
+                        if model.proven_s > _NEVER_S:  # given up since, for another one's sake
+                            return
+                        self.again(model)  # its worker was lost, or it was given up, before anything was proven
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
@@ -106,6 +115,12 @@ class Versions:
             self._readiness.unsubscribe(changed.set)
         if model.state.phase in {"failed", "unloaded"}:
             raise NotReady(f"model {model.name!r} can't be loaded: {model.state.reason}")
+
+    async def proven(self, model: ServedModel) -> None:
+        """Wait until a version that is there already can answer; one that failed is tried again. Raises NotReady."""
+        if model.state.phase == "failed":
+            self.again(model)
+        await self.settled(model)
 
     async def bring_up(self, name: str, version: str, config: bytes) -> ServedModel:
         """A version, loaded and proven. Raises as `read`, and NotReady; then nothing of it is left."""
@@ -141,12 +156,13 @@ class Versions:
         self._routing.remove(model)
         for forget in self._forget:
             forget(model.number)
-        if all(other.version != model.version for other in self._routing.of(model.name)):
-            self.gone(model.name, model.version)
+        self._leaving.append(model)
+        self._tell_gone()
         self._pool.close(model.number)
 
     def tidy(self) -> None:
         """Let go of what is done with. Called a few times a second."""
+        self._tell_gone()
         for model in [model for model in self._routing.models() if model.state.role == "retiring"]:
             if not model.requests:
                 self.let_go(model)
@@ -159,3 +175,11 @@ class Versions:
             if model is not None and model.state.role == "coming":
                 self.let_go(model)
             self._coming_s.pop(number, None)
+
+    def _tell_gone(self) -> None:
+        left = [model for model in self._leaving if not model.requests]
+        self._leaving = [model for model in self._leaving if model.requests]
+        for model in left:
+            others = [*self._routing.of(model.name), *self._leaving]
+            if all((other.name, other.version) != (model.name, model.version) for other in others):
+                self.gone(model.name, model.version)
