@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from shared import logs, settings_loader
-from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, run_main
+from shared.child import Announcer, StopSignal, add_child_arguments, bind_to_parent, collect_garbage_rarely, run_main
 from shared.clock import now_s
 from shared.devices import worker_count
 from shared.errors import ExitCode
@@ -52,8 +52,8 @@ def _device(settings: Settings, index: int) -> Device:
     threads = threads_of(settings)
     host.keep_batch_memory()
     host.prepare_threads(threads)
-    # Only now: both calls above must come before torch is loaded.
-    from workers.backends import torch_device  # noqa: PLC0415
+    # Only now: both calls above must come before torch is loaded. All of it, so that it counts as permanent.
+    from workers.backends import torch_backend, torch_device  # noqa: F401, PLC0415
 
     return torch_device.find(settings.worker.device, index, threads)
 
@@ -71,6 +71,7 @@ def budget_of(settings: Settings, device: Device) -> int:
 def _pool(settings: Settings, device: Device, stop: StopSignal) -> ModelPool:
     """The models' pool, with what is loaded at the start on its way: ahead of the gateway, which asks for the same."""
     pace = Pace(now_s)
+    collect_garbage_rarely()  # else each unloading would hold up the batches while all of torch is looked through
     sys.setswitchinterval(SWITCH_S)
     loader = loading.Loader(settings, device, lambda: stop.requested, pace.give_way)
     pool = ModelPool(LoaderThread(loader, device.memory, pace), budget_of(settings, device), now_s)

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,8 @@ from shared.messages import ProcessFailed, ToSupervisor
 from shared.settings import Settings, WorkerSettings
 from tests.support.worker_parts import toy_model
 from workers import host
-from workers.__main__ import threads_of
+from workers.__main__ import budget_of, threads_of
+from workers.backends.base import NoDevice
 
 LOST = """
 import sys
@@ -84,3 +86,21 @@ def test_the_index_is_a_small_number(index: str) -> None:
     )
     assert done.returncode == ExitCode.BAD_SETTINGS
     assert f"must be 0..63, not '{index}'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "budget"),
+    [
+        ({"memory_budget_bytes": 7}, "cpu", 7),
+        ({}, "cpu", 500),
+        ({"count": 2, "device": "cpu"}, "cpu", 250),
+        ({"count": 2}, "cuda:1", 500),
+        ({"count": 2, "device": "cuda:0"}, "cuda:0", 250),
+    ],
+)
+def test_the_budget_is_as_set_or_a_share_of_what_the_worker_has_for_itself(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], device: str, budget: int
+) -> None:
+    monkeypatch.setattr(host, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr(NoDevice, "name", device)
+    assert budget_of(Settings(worker=WorkerSettings(**settings)), NoDevice()) == budget
