@@ -357,3 +357,56 @@ def test_models_fetch_into_what_is_no_folder(run: Run, tmp_path: Path, name: str
     code, out, err = run("models", "fetch", name, "--json")
     assert (code, out) == (ExitCode.MODEL_LOAD, "")
     assert re.fullmatch(r"headrace: models fetch: [^\n]*(models/identity|\.cache): [^\n]+\n", err)
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    """Rows of four numbers in, the same out."""
+    from onnx import TensorProto, helper  # noqa: PLC0415 - only for these tests
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", value[:1], value[1:])
+    path = tmp_path / "net.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    return path
+
+
+def test_models_import_makes_a_model_and_then_a_version(run: Run, models: Path, onnx_file: Path) -> None:
+    code, out, err = run("models", "import", "fresh", str(onnx_file), "--metric", "top1=0.5", "--owner", "me")
+    assert code == 0, err
+    assert re.search(r"✓ fresh [0-9a-f]{16} is current in models", out)
+    assert "takes x FP32 [-1, 4]" in out
+    assert "gives y FP32 [-1, 4]" in out
+    assert "answered a batch of" in out
+    assert "model.yaml is new: pipeline tensor, backend onnxruntime" in out
+    first = Repository(models).current("fresh")
+    assert Repository(models).open("fresh").meta.metrics == {"top1": 0.5}
+    onnx_file.write_bytes(onnx_file.read_bytes() + b"\x22\x01m")  # another `domain`, so another version
+    second = told(run, "models", "import", "fresh", str(onnx_file), "--parent", first[:4], "--current")
+    assert (second["current"], second["new_config"]) == (True, False)
+    repository = Repository(models)
+    assert repository.current("fresh") == second["version"] != first
+    assert repository.open("fresh").meta.parent == first
+    assert "is current" in run("models", "import", "fresh", str(onnx_file))[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--pipeline", "sound"), "--pipeline is 'sound': see `headrace models import --help`"),
+        (("--trust", "me"), "--trust is 'me'"),
+        (("--mean", "1,2"), "--mean is '1,2': must be three numbers like 127,127,127"),
+        (("--std", "a,b,c"), "--std is 'a,b,c': must be three numbers"),
+        (("--metric", "x"), "--metric is 'x'"),
+        (("--labels", "absent.txt"), "absent.txt"),
+    ],
+)
+def test_models_import_refuses_options_with_one_line(
+    run: Run, models: Path, onnx_file: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = run("models", "import", "fresh", str(onnx_file), *arguments)
+    assert code in {ExitCode.BAD_SETTINGS, ExitCode.MODEL_LOAD}
+    assert out == ""
+    assert re.fullmatch(r"headrace: [^\n]+\n", err)
+    assert words in err
+    assert [path.name for path in models.iterdir()] == ["good"]
