@@ -9,6 +9,7 @@ A network that can't be traced (control flow that depends on values) or has noth
 compares the results of both on an example before it uses the new one.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -118,6 +119,30 @@ class FusedConvolution(nn.Module):
         )
 
 
+class _OwnThread(torch.fx.Tracer):
+    """Traces the calls of the thread that made it, and of no other.
+
+    While PyTorch traces, each call of any `nn.Module` in the process, and each look at an attribute of one, comes by
+    the tracer: those of the networks that answer in other threads, too, which fail by it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - as torch has it
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:  # noqa: ANN401 - as torch has it
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
 def supported() -> bool:
     """Whether this build of PyTorch has the two oneDNN operators."""
     return torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]  # torch annotates it not
@@ -133,7 +158,7 @@ def optimise(network: nn.Module) -> nn.Module | None:
     if not supported():
         return None
     try:
-        graph = torch.fx.symbolic_trace(network)
+        graph = torch.fx.GraphModule(network, _OwnThread().trace(network), type(network).__name__)
     except Exception:  # noqa: BLE001 - the network is the user's own code: whatever stops the trace, eager still runs it
         return None
     found = [node for node in graph.graph.nodes if _fusable(graph, node)]

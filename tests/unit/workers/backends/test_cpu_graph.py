@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -135,3 +136,33 @@ def test_the_original_is_left_alone() -> None:
 )
 def test_networks_with_nothing_to_gain_are_left_as_they_are(network: nn.Module) -> None:
     assert optimise(network.eval()) is None
+
+
+class Meanwhile(nn.Module):
+    """Does something in another thread while it is called."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        self._do = do
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=self._do)
+        thread.start()
+        thread.join()
+        return self.inner(x)
+
+
+def test_other_networks_answer_while_one_is_traced() -> None:
+    serving, x = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())), torch.randn(2, 3, 8, 8)
+    expected = serving(x)
+    answers: list[torch.Tensor] = []
+
+    def answer() -> None:
+        with torch.inference_mode():
+            answers.append(serving(x))
+
+    loading = Meanwhile(answer).eval()
+    assert len(fused(optimise(loading))) == 1
+    assert len(answers) == 1, "while it was traced"
+    torch.testing.assert_close(answers[0], expected)
