@@ -17,6 +17,8 @@ Key = tuple[str, str]
 """A model's name and a version."""
 Notes = Sequence[tuple[str, MemoryNote]]
 """Each worker's name, and what it last said of its memory."""
+_LEAST = ("", "coming", "retiring", "standby", "shadow", "canary", "current")
+"""Roles, from the one that matters least."""
 
 
 class Uses(NamedTuple):
@@ -169,5 +171,13 @@ def _json(value: Any) -> str:  # noqa: ANN401 - anything of a meta.json
 
 
 def by_key(states: Iterable[pb.VersionState]) -> dict[Key, pb.VersionState]:
-    """By model and version, in that order."""
-    return dict(sorted(((each.model, each.version), each) for each in states))
+    """By model and version, in that order.
+
+    While a version comes up anew with another model.yaml there are two of it: then the one that answers is told of.
+    """
+    known: dict[Key, pb.VersionState] = {}
+    for each in states:
+        key = each.model, each.version
+        if key not in known or _LEAST.index(each.role) > _LEAST.index(known[key].role):
+            known[key] = each
+    return dict(sorted(known.items(), key=lambda item: item[0]))
