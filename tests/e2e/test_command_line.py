@@ -1,4 +1,4 @@
-"""`headrace classify` and `headrace demo` against real servers, as a user types them."""
+"""`headrace classify`, `models` and `demo` against real servers, as a user types them."""
 
 import json
 import os
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stack import ROOT, Site
+from headrace import Client
+from shared.errors import ExitCode
+from tests.support.stack import ROOT, Site, serving, simulated_repository
 
 LIMIT_S = 120
 """The demo imports torch and loads the model; on a busy two-core machine that takes a while."""
@@ -63,6 +65,44 @@ def test_without_a_server(images: Path) -> None:
     assert done.returncode == 1
     assert "start a server with: headrace serve" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_versions_beside_a_running_server(tmp_path: Path, jpeg: bytes) -> None:
+    """What concerns who answers goes through the server, which proves a version first; the rest is done on the disk."""
+    root = simulated_repository(tmp_path / "models", "sim")
+    site = Site(tmp_path / "site", root, models=["sim"])
+    weights = tmp_path / "simulated.json"
+
+    def models(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return headrace(tmp_path, "models", *arguments, "--config", str(site.config))
+
+    def add(a_ms: float, *more: str) -> str:
+        weights.write_text(json.dumps({"a_ms": a_ms, "b_ms": 0.1}))
+        done = models("add", "sim", str(weights), "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["version"])
+
+    with serving(site), Client(site.grpc) as client:
+        first = client.classify(jpeg, model="sim").version
+        second = add(1.0)
+        assert client.classify(jpeg, model="sim").version == first, "a later one answers nobody by itself"
+        assert add(1.0, "--current") == second
+        assert client.classify(jpeg, model="sim").version == second
+        history = json.loads(models("history", "sim", "--json").stdout)
+        assert history[-1]["to"] == second
+        assert history[-1]["by"] != "headrace models add", "the server wrote it"
+        bad = models("add", "sim", str(tmp_path / "site" / "headrace.yaml"), "--current")
+        assert bad.returncode != 0
+        assert "Traceback" not in bad.stderr
+        assert client.classify(jpeg, model="sim").version == second, "what can't be loaded changes nothing"
+        for version in (first, second):
+            refused = models("remove", "sim", version[:6])
+            assert refused.returncode == ExitCode.MODEL_LOAD
+            assert "is in use" in refused.stderr
+        third = add(2.0)
+        assert models("remove", "sim", third).returncode == 0
+        assert models("verify").returncode == 0
+        assert client.classify(jpeg, model="sim").version == second
 
 
 @pytest.mark.skipif(not (ROOT / "models/efficientnet-lite0/versions").is_dir(), reason="needs `headrace models fetch`")
