@@ -25,6 +25,8 @@ SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 MAX_ENTRIES = 100_000
 MAX_GRAPH_BYTES = 256 * 1024 * 1024
 """Of the graph and of the lists of weights; a graph of 10,000 operators has some 20 MB."""
+_MAX_EXPRESSION = 10_000
+"""Characters of one shape; the size of a picture behind ten layers has some hundred."""
 
 _GRAPH = "models/model.json"
 _PAYLOADS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -38,9 +40,16 @@ _SCALAR = re.compile(
     r"_operator\.(?:getitem|add|sub|mul|floordiv|truediv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_)"
     r"|math\.(?:trunc|ceil|floor|sqrt)|torch\.(?:_sym_\w+|sym_\w+)"
 )
+_NAMES = (
+    "Symbol Integer Rational Float Add Mul Pow Max Min Abs Mod PythonMod ModularIndexing FloorDiv CeilDiv CleanDiv "
+    "FloorToInt CeilToInt TruncToInt TruncToFloat RoundToInt RoundDecimal ToFloat IntTrueDiv FloatTrueDiv FloatPow "
+    "PowByNatural LShift RShift Where Identity And Or Not Equality Unequality LessThan GreaterThan StrictLessThan "
+    "StrictGreaterThan positive nonnegative nonzero integer precision True False true false"
+)
+"""What shapes are computed with, as torch writes it."""
 _EXPRESSION = re.compile(
-    r"(?:\b(?:Symbol|Integer|Rational|Add|Mul|Pow|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Max|Min|positive|nonnegative|"
-    r"integer|True|False)\b|'[suz]\d{1,9}'|\b[suz]\d{1,9}\b|\b\d{1,18}\b|[-+*/%(),=<>&|~ ])*"
+    rf"(?:\b(?:{_NAMES.replace(' ', '|')})\b|\b[suz]\d{{1,9}}\b|\b\d{{1,18}}\b"
+    r"|'[suz]\d{1,9}'|'\d{1,18}(?:\.\d{0,18})?'|[-+*/%(),=<>&|~ ])*"
 )
 _DATATYPES = {1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64", 12: "BOOL"}
 """The archive's numbers of element types → names of the Open Inference Protocol."""
@@ -118,7 +127,7 @@ def _graph(program: dict[str, Any], told: str) -> Archive:
     for key, value in _pairs(program):
         if key == "target" and isinstance(value, str) and not (_OPERATOR.fullmatch(value) or _SCALAR.fullmatch(value)):
             raise LoadFailed(f"{told}: calls {value[:100]!a}, which is none of torch's operators")
-        if key == "expr_str" and (not _EXPRESSION.fullmatch(value) or len(value) > 1000):
+        if key == "expr_str" and (len(value) > _MAX_EXPRESSION or not _EXPRESSION.fullmatch(value)):
             raise LoadFailed(f"{told}: has a shape that is no plain expression: {value[:100]!a}")
     module = program["graph_module"]
     values, signature = module["graph"]["tensor_values"], module["signature"]

@@ -97,6 +97,22 @@ def test_what_it_declares_is_read_without_torch(tmp_path: Path, good: bytes) -> 
     assert [(each.datatype, each.shape) for each in found.outputs] == [("FP32", (-1, 4))]
 
 
+def test_shapes_that_are_computed_are_plain_arithmetic(tmp_path: Path) -> None:
+    class Pictures(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3, padding=1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(self.layers(x), scale_factor=1.5).flatten(2).mean(2) + x.shape[2] // 3 % 2
+
+    sizes = {0: torch.export.Dim("rows"), 2: torch.export.Dim("height", min=16, max=4096), 3: torch.export.Dim.AUTO}
+    program = torch.export.export(Pictures().eval(), (torch.zeros(2, 3, 64, 48),), dynamic_shapes=(sizes,))
+    torch.export.save(program, tmp_path / "m.pt2")
+    assert b"FloorDiv" in entries_of((tmp_path / "m.pt2").read_bytes())[GRAPH]
+    assert archive.check(tmp_path / "m.pt2", "m").inputs[0].shape == (-1, 3, -1, -1)
+
+
 @pytest.mark.parametrize("yaml", ["network: mine:network\n", "network: mine:network\ntrust: data\n"])
 def test_without_trust_it_is_not_opened(tmp_path: Path, good: bytes, yaml: str) -> None:
     text = refused(tmp_path, good, "pipeline: toy:Toy\n" + yaml)
