@@ -5,21 +5,22 @@ import contextlib
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from gateway.expositions import merged
 from gateway.figures import VersionFigures
+from gateway.figures import merged as merged_figures
 from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
-from gateway.orders import Order
-from gateway.peers import Adopt, Ask, Changes, Control, Ordered, PeerGone, PeerServer, Prepare, Show, Verb, ask
+from gateway.orders import Order, Promote, RollBack
+from gateway.peers import Adopt, Ask, Changes, Control, Figures, Ordered, PeerGone, PeerServer, Prepare, Show, Verb, ask
 from gateway.state import ModelState
 from gateway.versions import LOAD_LIMIT_S
 from shared.errors import HeadraceError, NotReady, Overloaded, UnknownModel
 from shared.logs import get_logger
-from shared.traffic import Traffic
+from shared.traffic import Action, Traffic
 
 SHOW_LIMIT_S = 1.0
 """A scrape must not wait for a gateway that hangs; one that works answers within some milliseconds."""
@@ -29,6 +30,10 @@ ADOPT_LIMIT_S = 2.0
 """How long a new gateway waits to hear what has been loaded and unloaded before it came."""
 MAX_ORDERS = 16
 """Loads and unloads under way that one gateway was asked for; they go on when their callers have left."""
+
+History: TypeAlias = list[dict[str, Any]]
+_NOT_TWICE: dict[type[Order], Action] = {Promote: "promote", RollBack: "rollback"}
+"""What each of these orders is in the history."""
 
 log = get_logger()
 
@@ -135,13 +140,24 @@ class Everywhere:
         """As `ModelControl.traffic`, of this gateway."""
         return self._control.traffic(name)
 
-    def figures(self, name: str) -> list[VersionFigures]:
-        """As `ModelControl.figures`, of this gateway."""
-        return self._control.figures(name)
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """What the versions have done at all gateways that answer. Raises UnknownModel."""
+        own = self._control.figures(name)
+        asked = [ask(self._sockets[index], Figures(name), SHOW_LIMIT_S) for index in self._others()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        heard = [answer for answer in answers if isinstance(answer, bytes)]
+        return merged_figures([own, *(msgspec.msgpack.decode(each, type=list[VersionFigures]) for each in heard)])
 
     async def order(self, name: str, order: Order, by: str) -> Traffic:
-        """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too."""
-        body = await self._led(Ordered(name, order, by), lambda: self._order_here(name, order, by))
+        """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too.
+
+        Of the history only the last change is told.
+        """
+        if self._index == 0:
+            body = await self._led(Ordered(name, order, by), lambda: self._order_here(name, order, by))
+        else:
+            known = await self._control.history(name)
+            body = await self._led(Ordered(name, order, by), lambda: self._order_unless_done(name, order, by, known))
         return msgspec.msgpack.decode(body, type=Traffic)
 
     async def prepare(self, name: str, traffic: Traffic) -> None:
@@ -153,7 +169,21 @@ class Everywhere:
         await self._tell_others(Adopt(name))
 
     async def _order_here(self, name: str, order: Order, by: str) -> bytes:
-        return msgspec.msgpack.encode((await self._control.order(name, order, by, self)).without_history())
+        return _told(await self._control.order(name, order, by, self))
+
+    async def _order_unless_done(self, name: str, order: Order, by: str, known: History) -> bytes:
+        """The gateway that was asked has gone, perhaps when it had done it: a rollback must not go back twice.
+
+        `known`: the history before it was asked. What else is ordered twice changes nothing.
+        """
+        action = _NOT_TWICE.get(type(order))
+        if action is not None and any(
+            (change["action"], change["by"]) == (action, by)
+            for change in _since(known, await self._control.history(name))
+        ):
+            await self._control.reconcile(name)
+            return _told(self._control.traffic(name))
+        return await self._order_here(name, order, by)
 
     async def _order(self, verb: Verb, name: str) -> None:
         async def here() -> bytes:
@@ -241,10 +271,10 @@ class Everywhere:
                 if not self._caught_up:
                     raise NotReady("this gateway has just started itself")
                 return msgspec.msgpack.encode(self._changes)
-            case Control(verb=verb, model=name, everywhere=True):
-                await self._at_all(verb, name)
-            case Control(verb=verb, model=name):
-                await self._here(verb, name)
+            case Control(verb=verb, model=name, everywhere=everywhere):
+                await (self._at_all(verb, name) if everywhere else self._here(verb, name))
+            case Figures(model=name):
+                return msgspec.msgpack.encode(self._control.figures(name))
             case Ordered(model=name, order=order, by=by):
                 return await self._order_here(name, order, by)
             case Prepare(model=name, traffic=traffic):
@@ -255,3 +285,14 @@ class Everywhere:
 
     def _others(self) -> list[int]:
         return [index for index in range(len(self._sockets)) if index != self._index]
+
+
+def _told(traffic: Traffic) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(traffic, history=traffic.history[-1:]))
+
+
+def _since(known: History, now: History) -> History:
+    """What was changed meanwhile; of a full history, whose oldest changes are dropped, the last one."""
+    if len(now) > len(known):
+        return now[len(known) :]
+    return [] if now == known else now[-1:]

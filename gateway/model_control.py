@@ -5,7 +5,7 @@ A newer version, or a newer model.yaml, is loaded and proven beside the one that
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.figures import VersionFigures
 from gateway.model_files import InForce, ModelFiles
@@ -77,6 +77,10 @@ class ModelControl:
     def traffic(self, name: str) -> Traffic:
         """What is in force. Raises UnknownModel."""
         return self._known(name).traffic
+
+    async def history(self, name: str) -> list[dict[str, Any]]:
+        """Every change of traffic.json, oldest first, as the disk has it now. Raises as `order`."""
+        return (await self._disk.wanted(name)).traffic.history
 
     def figures(self, name: str) -> list[VersionFigures]:
         """What the versions have done since the canary started, as far as this gateway knows. Raises UnknownModel."""

@@ -79,7 +79,13 @@ class Adopt(msgspec.Struct, tag="adopt"):
     model: str
 
 
-Ask: TypeAlias = Show | Control | Changes | Ordered | Prepare | Adopt
+class Figures(msgspec.Struct, tag="figures"):
+    """What have a model's versions done at yours since its canary started? Answered with a list of VersionFigures."""
+
+    model: str
+
+
+Ask: TypeAlias = Figures | Show | Control | Changes | Ordered | Prepare | Adopt
 
 
 class Answer(msgspec.Struct):

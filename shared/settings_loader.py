@@ -23,7 +23,7 @@ DEFAULT_FILE = Path("headrace.yaml")
 
 PREFIX = "HEADRACE_"
 _NESTED = "__"
-_RELATIVE_TO_FILE = ("repository", "runtime_dir")
+_RELATIVE_TO_FILE = ("repository", "runtime_dir", "admin.certificate", "admin.key", "admin.token_file")
 """Paths that, given in a file, are relative to the file's folder, so that a server starts from anywhere."""
 
 
@@ -100,12 +100,14 @@ def _merge(document: Document, variables: dict[str, str], config: Path | None) -
         if not (value is None and key not in fields)
     }
     base = (config or DEFAULT_FILE).absolute().parent
-    for name in _RELATIVE_TO_FILE:
-        if isinstance(merged.get(name), str) and merged[name].strip():  # an empty one is refused as it is
-            merged[name] = base / merged[name]
+    for dotted in _RELATIVE_TO_FILE:
+        group, _, name = dotted.rpartition(".")
+        place: Any = merged.get(group) if group else merged
+        if isinstance(place, dict) and isinstance(place.get(name), str) and place[name].strip():
+            place[name] = base / place[name]  # an empty one is refused as it is
     for dotted, raw in variables.items():
         *parents, last = dotted.split(".")
-        place: Any = merged
+        place = merged
         for parent in parents:
             place = place.setdefault(parent, {})
         if isinstance(place, dict):  # else the file has a plain value for the group, which validation tells

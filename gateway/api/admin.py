@@ -55,7 +55,7 @@ class AdminPort(Protocol):
     def traffic(self, name: str) -> Traffic:
         """As it is in force, history included. Raises UnknownModel."""
 
-    def figures(self, name: str) -> Sequence[VersionFigures]:
+    async def all_figures(self, name: str) -> Sequence[VersionFigures]:
         """What each version has done since the canary started. Raises UnknownModel."""
 
 
@@ -164,10 +164,10 @@ class Admin:
         """Who is answered by which version, and how well."""
         name = admin_parse.model(request.model)
         traffic = self._port.traffic(name)
-        shares = admin_render.shares(traffic)
+        shares, figures = admin_render.shares(traffic), await self._port.all_figures(name)
         return pb.GetTrafficResponse(
             traffic=admin_render.traffic(traffic),
-            figures=[admin_render.figures(each, shares.get(each.version, 0.0)) for each in self._port.figures(name)],
+            figures=[admin_render.figures(each, shares.get(each.version, 0.0)) for each in figures],
         )
 
     # ------------------------------------------------------------ ordered

@@ -138,7 +138,7 @@ class Control(State):
         found = repository.traffic(name)
         return found if found.current else Traffic(current=repository.current(name))
 
-    def figures(self, name: str) -> list[VersionFigures]:
+    async def all_figures(self, name: str) -> list[VersionFigures]:
         traffic = self.traffic(name)
         return [
             VersionFigures(
