@@ -3,7 +3,6 @@
 It is built in a hidden folder of the repository and renamed: it is there with its first version, or not at all.
 """
 
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from shared.errors import ExitCode, StartupError
 from shared.mistakes import nearest
 from shared.pipeline_loader import load_object
 from shared.repository import Meta, RepositoryError, is_name
-from shared.repository_lock import HIDDEN
+from shared.repository_lock import workplace
 from shared.repository_writer import add_version
 
 BY = "headrace new"
@@ -37,9 +36,9 @@ def create(root: Path, name: str, kind: str, *, as_json: bool) -> None:
         raise RepositoryError(f"{target} is there already; nothing was changed")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=HIDDEN, dir=root) as scratch:
-            version = _write(Path(scratch), name, template)
-            (Path(scratch) / name).rename(target)
+        with workplace(root) as scratch:
+            version = _write(scratch, name, template)
+            (scratch / name).rename(target)
     except OSError as error:
         raise RepositoryError(f"{target} can't be written: {error.strerror}") from error
     files = [f"{target}/{file.replace('NAME', _module(name))}" for file in template.files]

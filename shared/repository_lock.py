@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,19 @@ def hidden_folder(folder: Path, version: str) -> Iterator[Path]:
         except (Exception, KeyboardInterrupt):
             shutil.rmtree(hidden, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def workplace(root: Path) -> Iterator[Path]:
+    """A hidden folder of the repository to build a whole model in; gone afterwards, as are those of dead processes.
+
+    Raises OSError.
+    """
+    for path in root.glob(f"{HIDDEN}*"):
+        if not _is_being_filled(path):
+            remove(path)
+    with tempfile.TemporaryDirectory(prefix=HIDDEN, dir=root) as place, _lock_on(Path(place), "the repository"):
+        yield Path(place)
 
 
 def bytes_in(path: Path) -> int:

@@ -12,6 +12,7 @@ from headrace.new_templates import TEMPLATES
 from headrace.testing import answer
 from shared.errors import ExitCode, StartupError
 from shared.repository import Repository
+from shared.repository_lock import workplace
 from tests.support.command_line import Run
 from tests.support.stack import ROOT
 
@@ -104,6 +105,14 @@ def test_a_model_whose_code_is_wrong_leaves_nothing(run: Run, tmp_path: Path, mo
     monkeypatch.setattr("headrace.new_model._save_random_weights", fail)
     assert run("new", "m")[0] == ExitCode.MODEL_LOAD
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_a_killed_one_left_goes_and_what_a_living_one_builds_stays(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "models" / ".new-dead" / "m").mkdir(parents=True)
+    with workplace(tmp_path / "models") as living:
+        assert run("new", "m")[0] == 0
+        assert {path.name for path in (tmp_path / "models").iterdir()} == {"m", living.name}
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["m"]
 
 
 def test_numbers_that_are_not_finite_fail_a_models_test(run: Run, tmp_path: Path) -> None:
