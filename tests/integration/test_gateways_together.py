@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +12,11 @@ import pytest
 
 from gateway import everywhere as module
 from gateway.everywhere import Everywhere
+from gateway.orders import Order, Promote, RollBack, applied
 from gateway.peers import Control as ControlAsk
 from gateway.state import ModelState
 from shared.errors import NotReady, Overloaded, UnknownModel
+from shared.traffic import Canary, Traffic
 
 LIMIT_S = 5.0
 
@@ -276,3 +278,65 @@ async def test_a_new_gateway_asks_all_at_once_and_takes_the_first_that_knows(
         third_starts.cancel()
         for gateway in (third, fourth, last):
             gateway.close()
+
+
+class Disk:
+    """One model's traffic.json."""
+
+    def __init__(self) -> None:
+        canary = Canary(version="b" * 16, percent=5)
+        self.traffic = Traffic(current="a" * 16, standby="c" * 16, canary=canary)
+
+
+class Traffics(Control):
+    """Carries orders out on the disk; one that `dies` is gone before it can say so."""
+
+    def __init__(self, disk: Disk, *, dies: bool = False) -> None:
+        super().__init__("sim")
+        self.disk = disk
+        self.in_force = disk.traffic
+        self.dies = dies
+        self.die: Callable[[], None] = lambda: None
+
+    async def history(self, _name: str) -> list[dict[str, Any]]:
+        return self.disk.traffic.history
+
+    async def order(self, _name: str, order: Order, by: str, _others: object) -> Traffic:
+        self.disk.traffic = applied(self.disk.traffic, order, "2026-01-01T00:00:00Z", by)
+        if self.dies:
+            self.die()
+            await asyncio.Event().wait()
+        self.in_force = self.disk.traffic
+        return self.in_force
+
+    async def reconcile(self, _name: str) -> None:
+        self.in_force = self.disk.traffic
+
+    def traffic(self, _name: str) -> Traffic:
+        return self.in_force
+
+
+@pytest.mark.parametrize("order", [RollBack(), Promote()])
+@pytest.mark.parametrize("dies", [True, False])
+async def test_an_order_is_carried_out_once_though_the_gateway_that_did_it_dies(
+    folder: Path, order: Order, dies: bool
+) -> None:
+    disk = Disk()
+    once = applied(disk.traffic, order, "2026-01-01T00:00:00Z", "tester")
+    controls = Traffics(disk, dies=dies), Traffics(disk)
+    async with running(folder, *controls) as (first, second):
+        controls[0].die = first.close
+        told = await second.order("sim", order, "tester")
+    assert told == disk.traffic == once
+    assert controls[1].in_force == (once if dies else Disk().traffic), "else it is told to adopt by the other"
+
+
+async def test_an_order_that_a_dead_gateway_never_heard_is_carried_out(folder: Path) -> None:
+    disk = Disk()
+    async with running(folder, Traffics(disk), Traffics(disk)) as (first, second):
+        first.close()
+        await second.order("sim", RollBack(), "tester")
+        assert disk.traffic.canary is None
+        told = await second.order("sim", RollBack(), "tester")
+    assert (told.current, told.standby) == ("c" * 16, "a" * 16)
+    assert [change["action"] for change in told.history] == ["rollback"], "the last one"
