@@ -86,6 +86,8 @@ class Demand:
         for waiting in self._waiting.values():
             if waiting.model.waits_for_load:
                 waiting.stop_timer()
+                if waiting.model.state.phase == "on_demand":  # given up before these requests could go on
+                    self.load(waiting.model)
             elif not waiting.is_lost:
                 waiting.wake()
             elif waiting.timer is None:

@@ -81,12 +81,13 @@ def add(root: Path, content: bytes, name: str = NAME, *, more: str = "") -> str:
 
 
 class Pool(FakeProcesses):
-    """Opens every pipeline on the loop's next turn; refuses those of versions in `refused`."""
+    """Opens every pipeline on the loop's next turn, unless it is `silent`; refuses those of versions in `refused`."""
 
     def __init__(self) -> None:
         super().__init__(b"pool-0.1")
         self.closed: list[int] = []
         self.refused: set[str] = set()
+        self.silent = False
 
     def open(self, message: OpenPipeline) -> None:
         super().open(message)
@@ -95,7 +96,8 @@ class Pool(FakeProcesses):
             if message.version in self.refused
             else PipelineOpened(message.model)
         )
-        asyncio.get_running_loop().call_soon(self.answer, b"pool-0.1", answer)
+        if not self.silent:
+            asyncio.get_running_loop().call_soon(self.answer, b"pool-0.1", answer)
 
     def close(self, model: int) -> None:
         """No process keeps this pipeline."""
@@ -229,8 +231,9 @@ class World:
             await asyncio.sleep(0.0005)
 
     async def ready(self) -> None:
-        """All versions are."""
-        await self.until("all models to be ready", lambda: {m.state.phase for m in self.routing.models()} == {"ready"})
+        """All versions are, or will be when somebody asks."""
+        answers = {"ready", "on_demand"}
+        await self.until("all models", lambda: {model.state.phase for model in self.routing.models()} <= answers)
 
     def phases(self) -> dict[str, tuple[str, str]]:
         """By version: role and phase."""

@@ -1,160 +1,219 @@
 import asyncio
-from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.demand import Demand
-from gateway.readiness import NO_WORKER
-from gateway.served import ServedModel
-from gateway.state import Phase
-from gateway.worker_client import WorkerClient
-from shared.errors import NotReady
-from shared.messages import LoadModel
-from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
+from gateway.request import Answer
+from shared.errors import DeadlineExceeded, NotReady
+from shared.messages import PipelineOpened, RunBatch
+from tests.support.lives_parts import NAME, World, add, given_up, world
 
-LIMIT_S = 5.0
+LAZY = "load: on_demand\n"
 
 
-class Bench:
-    """A demand in front of fake workers; the test says what becomes of the versions."""
-
-    def __init__(self, return_limit_s: float = LIMIT_S) -> None:
-        self.router = FakeRouter()
-        self.workers = WorkerClient(self.router, welcome)  # type: ignore[arg-type]  # a fake with the port's names
-        self.parked: list[ServedModel] = []
-        self.demand = Demand(self.workers, self.wanted, lambda: self.parked, return_limit_s)
-
-    def wanted(self, model: ServedModel) -> None:
-        self.turns(model, "loading")
-
-    def model(self, number: int = 1, phase: Phase = "on_demand") -> ServedModel:
-        model = served(number)
-        model.pinned = False
-        model.state.phase = phase
-        self.workers.serve(LoadModel(number, model.name, model.version, pinned=False))
-        return model
-
-    def turns(self, model: ServedModel, phase: Phase, reason: str = "") -> None:
-        model.state.phase, model.state.reason = phase, reason
-        self.demand.changed()
-
-    def loads(self) -> list[int]:
-        return [message.model for _, message in self.router.sent if isinstance(message, LoadModel)]
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
 
 
-async def waiting(work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-    """One that has begun to wait."""
-    task = asyncio.create_task(work)
-    await asyncio.sleep(0)
-    return task
+def ask(w: World, **fields: Any) -> "asyncio.Task[Answer]":  # noqa: ANN401 - of a request
+    return asyncio.create_task(w.answer(**fields))
 
 
-async def finished(task: "asyncio.Task[None]") -> None:
-    async with asyncio.timeout(LIMIT_S):
-        await task
+async def test_a_version_is_loaded_by_the_first_request_and_asked_for_once_by_many(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        assert (w.current().state.phase, w.router.loads()) == ("on_demand", [])
+        assert w.readiness.not_ready_reason() is None
+        w.router.holds.add(version)
+        asked = [ask(w) for _ in range(5)]
+        await w.until("all to wait", lambda: w.lives.demand.waiting() == 5)
+        assert (w.current().state.phase, w.router.loads()) == ("loading", [version])
+        w.router.finish()
+        assert {(await each).version for each in asked} == {version}
+        assert w.lives.demand.waiting() == 0
+        await w.answer()
+        assert w.router.loads() == [version]
 
 
-async def test_many_requests_ask_once_and_go_on_together() -> None:
-    b = Bench()
-    connect_worker(b.workers)
-    model = b.model()
-    tasks = [await waiting(b.demand.ready(model)) for _ in range(3)]
-    assert (b.demand.waiting(), b.loads(), model.state.phase) == (3, [1], "loading")
-    b.turns(model, "proving")
-    await asyncio.sleep(0)
-    assert b.demand.waiting() == 3
-    b.turns(model, "ready")
-    for task in tasks:
-        await finished(task)
-    assert b.demand.waiting() == 0
+async def test_those_who_wait_are_told_when_it_can_not_be_loaded_and_the_next_one_is_refused_at_once(
+    root: Path,
+) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.router.holds.add(version)
+        asked = [ask(w) for _ in range(3)]
+        await w.until("all to wait", lambda: w.lives.demand.waiting() == 3)
+        w.router.bad[version] = "it needs 9 GB, and the budget is 8 GB"
+        w.router.finish()
+        for each in asked:
+            with pytest.raises(NotReady, match="model 'words' can't be loaded: it needs 9 GB"):
+                await each
+        assert w.lives.demand.waiting() == 0
+        with pytest.raises(NotReady, match="it needs 9 GB"):
+            await w.answer()
+        assert w.router.loads() == [version]
 
 
-async def test_what_cannot_be_loaded_says_why() -> None:
-    b = Bench()
-    connect_worker(b.workers)
-    model = b.model()
-    task = await waiting(b.demand.ready(model))
-    b.turns(model, "failed", "it has too many weights")
-    with pytest.raises(NotReady, match="can't be loaded: it has too many weights"):
-        await finished(task)
+async def test_one_that_failed_may_be_asked_for_again_after_a_while(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.router.bad[version] = "no memory"
+        with pytest.raises(NotReady):
+            await w.answer()
+        w.router.bad.clear()
+        w.readiness.tick()
+        assert w.current().state.phase == "failed", "not at once"
+        monkeypatch.setattr("gateway.readiness.TRY_AGAIN_S", -1.0)
+        w.readiness.tick()
+        assert (await w.answer()).version == version
 
 
-async def test_a_version_that_goes_again_before_the_request_could_go_on_is_loaded_again() -> None:
-    b = Bench()
-    worker = connect_worker(b.workers)
-    model = b.model()
-    task = await waiting(b.demand.ready(model))
-    worker.asked.clear()
-    b.turns(model, "ready")
-    b.turns(model, "on_demand")  # in the same turn of the loop
-    await asyncio.sleep(0)
-    assert b.loads() == [1, 1]
-    b.turns(model, "ready")
-    await finished(task)
+async def test_who_leaves_while_it_waits_leaves_nothing_and_the_load_goes_on(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.router.holds.add(version)
+        leaving, staying = ask(w), ask(w)
+        await w.until("both to wait", lambda: w.lives.demand.waiting() == 2)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        assert (w.lives.demand.waiting(), w.current().requests) == (1, 1)
+        staying.cancel()
+        await asyncio.wait((staying,))
+        assert (w.lives.demand._waiting, w.current().requests, w.admission.in_flight_requests) == ({}, 0, 0)
+        w.router.finish()
+        await w.until("it to be ready", lambda: w.current().state.phase == "ready")
 
 
-async def test_those_who_leave_leave_nothing() -> None:
-    b = Bench()
-    connect_worker(b.workers)
-    model = b.model()
-    tasks = [await waiting(b.demand.ready(model)) for _ in range(2)]
-    tasks[0].cancel()
-    await asyncio.wait([tasks[0]])
-    assert b.demand.waiting() == 1
-    tasks[1].cancel()
-    await asyncio.wait([tasks[1]])
-    assert b.demand.waiting() == 0
+async def test_a_deadline_ends_the_wait(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.router.holds.add(version)
+        request = w.request()
+        request.deadline_s = request.arrived_s + 0.03
+        with pytest.raises(DeadlineExceeded):
+            await w.flow.answer(request)
+        assert w.lives.demand._waiting == {}
 
 
-async def test_a_worker_that_dies_during_the_load_and_comes_back_costs_nobody_an_answer() -> None:
-    b = Bench()
-    worker = connect_worker(b.workers)
-    model = b.model()
-    task = await waiting(b.demand.ready(model))
-    b.workers.on_lost(worker.identity)
-    b.turns(model, "no_worker", NO_WORKER)
-    await asyncio.sleep(0)
-    assert b.demand.waiting() == 1
-    connect_worker(b.workers)
-    b.turns(model, "on_demand")
-    b.demand.again()
-    assert (b.loads(), model.state.phase) == ([1, 1], "loading")
-    b.turns(model, "ready")
-    await finished(task)
+async def test_a_worker_that_is_lost_while_it_loads_is_followed_by_one_that_is_asked_again(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.router.holds.add(version)
+        asked = ask(w)
+        await w.until("it to wait", lambda: w.lives.demand.waiting() == 1)
+        (worker,) = w.workers.workers()
+        w.workers.on_lost(worker.identity)
+        await asyncio.sleep(0)
+        assert w.current().state.phase == "no_worker"
+        w.router.holds.clear()
+        w.greet()
+        assert (await asked).version == version
+        assert w.router.loads() == [version, version]
+        assert w.lives.demand._waiting == {}
 
 
-async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
-    b = Bench(return_limit_s=0.001)
-    connect_worker(b.workers)
-    model = b.model()
-    task = await waiting(b.demand.ready(model))
-    b.turns(model, "no_worker", NO_WORKER)
-    with pytest.raises(NotReady, match="no worker is connected"):
-        await finished(task)
-    assert b.demand.waiting() == 0
+async def test_no_worker_for_longer_than_the_limit_is_the_end_of_the_wait(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root, worker={"return_limit_ms": 20}) as w:
+        w.router.holds.add(version)
+        asked = ask(w)
+        await w.until("it to wait", lambda: w.lives.demand.waiting() == 1)
+        (worker,) = w.workers.workers()
+        w.workers.on_lost(worker.identity)
+        with pytest.raises(NotReady, match="no worker is connected"):
+            await asked
+        assert w.lives.demand._waiting == {}
 
 
-async def test_a_request_whose_worker_died_after_the_load_waits_further_on() -> None:
-    b = Bench()
-    connect_worker(b.workers)
-    model = b.model()
-    task = await waiting(b.demand.ready(model))
-    b.turns(model, "ready")
-    b.turns(model, "no_worker")  # in the same turn of the loop
-    await finished(task)
+async def test_the_second_of_two_workers_goes_on_loading_when_the_first_is_lost(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        w.greet("worker-1")
+        w.router.holds.add(version)
+        asked = ask(w)
+        await w.until("both to be asked", lambda: len(w.router.held) == 2)
+        identity, _ = w.router.held.pop(0)
+        w.workers.on_lost(identity)
+        w.router.finish()
+        assert (await asked).version == version
+        assert w.router.loads() == [version, version], "one each"
 
 
-async def test_a_worker_that_comes_loads_what_prepared_items_wait_for() -> None:
-    b = Bench()
-    model = b.model()
-    b.parked = [model]
-    connect_worker(b.workers)
-    b.demand.again()
-    assert b.loads() == [1]
+async def test_what_is_given_up_before_it_was_proven_is_loaded_again_for_those_who_wait(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        await w.until("its pipeline", lambda: w.readiness._pipelines_open)
+        w.readiness._pipelines_open.clear()  # as if the pool were still at it
+        asked = ask(w)
+        await w.until("it to be loaded", lambda: w.current().state.phase == "proving")
+        (worker,) = w.workers.workers()
+        w.router.evict(worker, w.current().number)
+        await w.until("it to be loaded again", lambda: w.current().state.phase == "proving")
+        assert w.router.loads() == [version, version]
+        w.processes.answer(b"pool-0.1", PipelineOpened(w.current().number))
+        assert (await asked).version == version
 
 
-async def test_what_is_always_there_is_not_asked_for() -> None:
-    b = Bench()
-    connect_worker(b.workers)
-    b.demand.load(served())
-    assert b.loads() == []
+async def test_what_waits_for_an_evicted_version_is_loaded_again(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        await w.answer()
+        (worker,) = w.workers.workers()
+        w.router.holds.add(version)
+        model = w.current()
+        w.router.evict(worker, model.number)
+        assert (model.state.phase, worker.loaded, w.router.held) == ("on_demand", set(), [])
+        asked = ask(w)
+        await w.until("it to be asked for", lambda: w.router.held)
+        w.router.finish()
+        await asked
+
+
+async def test_a_batch_that_crossed_an_eviction_is_loaded_for_and_answered(root: Path) -> None:
+    version = add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        await w.answer()
+        (worker,) = w.workers.workers()
+        w.router.holds_batches = True
+        asked = ask(w)
+        await w.until("its batch to be on its way", lambda: w.router.held_batches)
+        ((_, batch),) = w.router.held_batches
+        w.router.held_batches.clear()
+        w.router.holds.add(version)
+        w.router.evict(worker, batch.model)
+        w.workers.on_message(worker.identity, given_up(batch))
+        assert (len(w.dispatch.parked), asked.done()) == (1, False)
+        await w.until("it to be asked for", lambda: w.router.held)
+        w.router.holds_batches = False
+        w.router.finish()
+        assert (await asked).version == version
+        assert w.router.loads() == [version, version]
+
+
+async def test_a_pinned_version_that_is_not_ready_is_refused_and_never_asked_for(root: Path) -> None:
+    version = add(root, b"one")
+    async with world(root) as w:
+        w.lives.demand.load(w.current())
+        w.current().state.phase = "loading"
+        with pytest.raises(NotReady, match="is not ready"):
+            await w.answer()
+        assert w.router.loads() == [version]
+
+
+async def test_an_unpinned_batch_is_answered_not_ready_when_the_version_was_unloaded(root: Path) -> None:
+    add(root, b"one", more=LAZY)
+    async with world(root) as w:
+        await w.answer()
+        (worker,) = w.workers.workers()
+        w.router.holds_batches = True
+        asked = ask(w)
+        await w.until("its batch", lambda: w.router.held_batches)
+        batch: RunBatch = w.router.held_batches[0][1]
+        await w.control.unload(NAME)
+        w.workers.on_message(worker.identity, given_up(batch))
+        with pytest.raises(NotReady, match="was unloaded"):
+            await asked
