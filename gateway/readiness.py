@@ -223,12 +223,11 @@ class Readiness(WorkerEvents):
             return
         if model.number not in self._pipelines_open:
             return
-        task = asyncio.get_running_loop().create_task(self._prove(model))
-        self._proving[model.number] = task
-        task.add_done_callback(lambda _done: self._proving.pop(model.number, None))
+        self._proving[model.number] = asyncio.get_running_loop().create_task(self._prove(model))
 
     async def _prove(self, model: ServedModel) -> None:
         failure = await self._failure_of(model)
+        self._proving.pop(model.number, None)  # at once: a load that ends in the same turn needs a proof of its own
         if not self._loaded_somewhere(model) or model.state.phase == "unloaded":
             return  # its worker was lost meanwhile: that is the reason now
         if failure is None:

@@ -13,7 +13,7 @@ from shared.messages import Failure, MemoryNote
 from shared.model_messages import ModelUse
 from workers.loaded import Key, LoadedVersion, Use
 from workers.loader_thread import Box, GaveBack
-from workers.memory import GRACE_S, Held, Room, next_to_go, room_for
+from workers.memory import Held, Room, kept_until_s, next_to_go, room_for
 
 REMEMBERED = 1024
 """Versions whose measured size is known after they are gone."""
@@ -138,7 +138,8 @@ class Holdings:
         """Let versions in use leave, so that there will be room for so much. Returns them."""
         if self.leaving:  # there may be room when these are gone
             return ()
-        leaving = next_to_go(nbytes, self._held(), self._budget_bytes, self._clock())
+        goes = next_to_go(nbytes, self._held(), self._budget_bytes, self._clock())
+        leaving = [key for key in goes if key in self.loaded]  # the others are dropped, with a batch under way
         self.leaving.update(leaving)
         return leaving
 
@@ -185,7 +186,7 @@ class Holdings:
                 loaded.use.last_s,
                 key in pinned,
                 key in busy,
-                float("-inf") if loaded.use.batches else loaded.use.since_s + GRACE_S,
+                kept_until_s(loaded.use.since_s, loaded.use.batches, loaded.use.last_s),
             )
             for key, loaded in self.loaded.items()
         ]

@@ -11,6 +11,9 @@ from workers.loaded import Key
 GRACE_S = 5.0
 """A version that was loaded for a request stays until it has run its first batch, or for so long: where several push
 each other out, each one still gets its work done. A gateway sends the first batch milliseconds after the load."""
+SETTLE_S = 0.5
+"""So long it stays after that first batch, which is the gateway's own proof: the requests that wait for it follow at
+once. Without this, versions that several callers want push each other out without an answer in between."""
 PATIENCE_S = 5.0
 """How long a load waits for the others to fall idle by themselves. After that those that would go next get no new
 batches: under steady load a version is never idle, and who asked for the new one would wait for ever."""
@@ -43,6 +46,13 @@ class Room(NamedTuple):
     """When to look again, if nothing happens before."""
     refusal: str = ""
     """It will never fit; why, in one sentence."""
+
+
+def kept_until_s(since_s: float, batches: int, last_s: float) -> float:
+    """Until when a version stays that was loaded at `since_s` and has run so many batches, the last one at `last_s`."""
+    if not batches:
+        return since_s + GRACE_S
+    return last_s + SETTLE_S if batches == 1 else float("-inf")
 
 
 def room_for(key: Key, nbytes: int, held: Collection[Held], budget_bytes: int, now_s: float) -> Room:

@@ -13,7 +13,7 @@ from shared.model_messages import ModelUse
 from tests.support.worker_parts import FakeRunner, loaded
 from workers.loaded import Key, LoadedVersion
 from workers.loader_thread import Box, Estimated, Finished, GaveBack, Outcome
-from workers.memory import GRACE_S, PATIENCE_S
+from workers.memory import GRACE_S, PATIENCE_S, SETTLE_S
 from workers.model_pool import MAX_TRIES, ModelPool, News
 from workers.pace import Pace
 
@@ -134,11 +134,12 @@ class Bench:
             self.pool.ran(version, 2)
 
     def load(self, *keys: Key) -> None:
-        """They are loaded, and have run."""
+        """They are loaded, and have run, and are not kept any longer."""
         for key in keys:
             self.pool.want(key)
             self.settle()
             self.use(key)
+        self.now_s += SETTLE_S
         self.told()
 
     def here(self) -> str:
@@ -258,11 +259,41 @@ def test_a_new_one_stays_until_it_has_run_a_batch_or_for_a_while(bench: Bench) -
     assert bench.pool.sleep_s() == GRACE_S - 1.0
     bench.use(B)
     bench.settle()
+    assert (bench.told(), bench.pool.sleep_s()) == ([], SETTLE_S), "that was the proof: what waits for it comes next"
+    bench.now_s += SETTLE_S
+    bench.settle()
     assert bench.told() == [("b", "evicted"), ("c", "loaded")], "the other one has not run yet"
     bench.pool.want(D)
     bench.now_s = GRACE_S
     bench.settle()
     assert bench.told() == [("a", "evicted"), ("d", "loaded")]
+
+
+def test_a_new_one_may_go_when_it_has_run_what_it_was_loaded_for(bench: Bench) -> None:
+    for key in (A, B):
+        bench.pool.want(key)
+        bench.settle()
+    bench.use(A, A)
+    bench.pool.want(C)
+    bench.settle()
+    assert bench.told() == [("a", "loaded"), ("b", "loaded"), ("a", "evicted"), ("c", "loaded")]
+
+
+def test_one_dropped_with_a_batch_under_way_is_not_sent_away_once_more(bench: Bench) -> None:
+    bench.load(A, B)
+    version = bench.pool.get(A)
+    assert version is not None
+    bench.users.under_way = [version]
+    bench.users.waiting = {B}
+    bench.pool.drop(A)
+    bench.pool.want(C)
+    bench.settle()
+    bench.now_s += PATIENCE_S
+    bench.settle()
+    assert (bench.told(), bench.here()) == ([], "b")
+    bench.users.under_way = []
+    bench.settle()
+    assert bench.told() == [("c", "loaded")]
 
 
 def test_under_steady_load_those_that_would_go_next_get_no_more_batches(bench: Bench) -> None:
