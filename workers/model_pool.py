@@ -11,7 +11,7 @@ import msgspec
 from shared.clock import Clock
 from shared.errors import Code
 from shared.logs import get_logger
-from shared.messages import Failure
+from shared.messages import Failure, MemoryNote
 from workers.holdings import Holdings, News, Users
 from workers.loaded import Key, LoadedVersion
 from workers.loader_thread import Box, Estimated, Finished, GaveBack, Outcome
@@ -20,6 +20,8 @@ from workers.pace import Pace
 
 __all__ = ["Key", "LoadedVersion", "ModelPool", "News", "Users"]
 
+TELL_EVERY_S = 10.0
+"""While batches run, gateways are told so often how much each version is used."""
 MAX_TRIES = 3
 """Loads of one version that turned out larger than promised while others were in use. From the second one on it is
 known how large it is; a third one means that it grows."""
@@ -66,6 +68,9 @@ class ModelPool:
         self._line: dict[Key, _Wanted] = {}  # at most one per version of the repository
         self._loading: tuple[Key, _Wanted] | None = None
         self._look_s: float | None = None
+        self._process_bytes: int | None = None
+        """As it was last told; None: nothing has been loaded yet."""
+        self._ran_since, self._told_s = False, clock()
 
     @property
     def users(self) -> Users:
@@ -95,6 +100,7 @@ class ModelPool:
     def ran(self, loaded: LoadedVersion, rows: int) -> None:
         """A batch of a version has ended."""
         loaded.use.ran(rows, self._clock())
+        self._ran_since = True
         self._thread.pace.ran()
 
     def preload(self, key: Key, config: bytes) -> None:
@@ -131,7 +137,16 @@ class ModelPool:
         self._look_s = None
         while self._line and self._loading is None and self._advance(news):
             pass
+        if news.memory is None and self._ran_since and self._clock() - self._told_s > TELL_EVERY_S:
+            news.memory = self.memory()
+        if news.memory is not None:
+            self._process_bytes = news.memory.process_bytes
+            self._ran_since, self._told_s = False, self._clock()
         return news
+
+    def memory(self) -> MemoryNote | None:
+        """For a gateway that has just come; None when nothing has been loaded yet."""
+        return None if self._process_bytes is None else self._held.note(self._process_bytes)
 
     def close(self, limit_s: float) -> bool:
         """Stop the thread. False when it is still inside a load after `limit_s` seconds."""

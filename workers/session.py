@@ -102,6 +102,8 @@ class Session:
                 self.cancelled.update(waiting.intersection(items))
             case KeepModels(models=models):
                 self._pool.keep({Key(*model) for model in models} | self.wanted_by_others())
+                if (memory := self._pool.memory()) is not None:
+                    self._send(memory)
             case LoadModel():
                 self._load(message)
             case PinModel(model=model, pinned=pinned):

@@ -469,6 +469,27 @@ def test_a_note_tells_the_figures(bench: Bench) -> None:
     assert bench.news[-1].memory.models_bytes == 40
 
 
+def test_while_batches_run_it_is_told_every_ten_seconds_how_much_each_version_is_used(bench: Bench) -> None:
+    assert bench.pool.memory() is None
+    bench.load(A)
+    bench.news.clear()
+    for _ in range(40):
+        bench.use(A)
+        bench.turn()
+    told = [news.memory.uses[0].batches for news in bench.news if news.memory is not None]
+    assert 3 <= len(told) <= 5
+    assert told == sorted(told)
+    bench.now_s += 60.0
+    bench.turn()  # the last batches are told of, and then nothing more
+    for _ in range(20):
+        bench.now_s += 1.0
+        bench.turn()
+    assert [news.memory for news in bench.news[-20:]] == [None] * 20
+    now = bench.pool.memory()
+    assert now is not None
+    assert (now.models_bytes, now.uses[0].batches) == (40, 41)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([*["want", "work"] * 4, *["queue"] * 3, *["start", "end", "later"] * 2, "drop", "pin"]),

@@ -91,6 +91,7 @@ class Pool:
         self.kept: set[Key] | None = None
         self.leaving: set[Key] = set()
         self.news = News()
+        self.noted: MemoryNote | None = None
 
     def fileno(self) -> int:
         return 0
@@ -114,6 +115,9 @@ class Pool:
 
     def keep(self, keys: set[Key]) -> None:
         self.kept = keys
+
+    def memory(self) -> MemoryNote | None:
+        return self.noted
 
     def drop(self, key: Key) -> None:
         self.dropped.append(key)
@@ -333,6 +337,14 @@ def test_versions_of_earlier_gateways_are_forgotten_before_new_ones_load(arena: 
     pool = Pool(loaded(FakeRunner()))
     serve(arena, Dealer([KeepModels([tuple(KEY), ("other", "1" * 16, "")]), LOAD], []), pool)
     assert pool.kept == {KEY, Key("other", "1" * 16)}
+
+
+def test_a_gateway_that_comes_is_told_of_the_memory_that_was_taken_before_it_came(arena: TwoSidedArena) -> None:
+    pool = Pool(loaded(FakeRunner()))
+    pool.noted = MemoryNote(100, 10, 50, 0, 0, 1, 0, [])
+    dealer = Dealer([KeepModels([tuple(KEY)])], [])
+    serve(arena, dealer, pool)
+    assert pool.noted in dealer.sent
 
 
 def test_what_is_under_way_is_finished_before_the_end_and_nothing_else(arena: TwoSidedArena) -> None:
