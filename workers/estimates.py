@@ -22,7 +22,7 @@ from workers.backends import simulated
 
 _ADDED = 1.05
 _FLOAT_BYTES = 4
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Of one number on the device; what is not listed is a floating-point format that becomes FP32."""
 
 
