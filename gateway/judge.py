@@ -124,6 +124,9 @@ class Judge:
         except HeadraceError as error:
             log.error("the rollback failed", model=name, version=order.version, reason=error.text)  # noqa: TRY400 - foreseen
             await asyncio.sleep(AGAIN_S)
+        except Exception:  # a bug must not be met again by each answer
+            log.exception("the rollback failed", model=name, version=order.version)
+            await asyncio.sleep(AGAIN_S)
         finally:
             del self._ordered[name]
 
