@@ -1,0 +1,235 @@
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway import watch as module
+from gateway.orders import NextStep, Order, StartCanary
+from gateway.watch import Watch
+from shared.errors import HeadraceError, NotReady
+from shared.repository_writer import change_traffic
+from shared.traffic import Canary, Ramp, Traffic
+from tests.support.lives_parts import LIMIT_S, MODEL_YAML, NAME, World, add, world
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+class Control:
+    """Notes which models it is to look at again, and takes as long as the test says."""
+
+    def __init__(self, *names: str) -> None:
+        self.served = list(names)
+        self.reconciled: list[str] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    def names(self) -> list[str]:
+        """Models that are served."""
+        return list(self.served)
+
+    def traffic(self, _name: str) -> Traffic:
+        """Nobody has a canary."""
+        return Traffic(current="0" * 16)
+
+    async def reconcile(self, name: str) -> None:
+        """See the class."""
+        self.reconciled.append(name)
+        await self.hold.wait()
+
+
+async def no_order(_name: str, _order: Order, _by: str) -> Traffic:
+    raise AssertionError("nothing was to be ordered")
+
+
+def watch_of(root: Path, control: Control) -> Watch:
+    return Watch(root, control, no_order, leads=True)  # type: ignore[arg-type]  # a fake with the port's names
+
+
+async def looks(watch: Watch, times: int = 1) -> None:
+    """With what each look begins."""
+    for _ in range(times):
+        await watch.look()
+        await asyncio.sleep(0)
+
+
+def touch(path: Path) -> None:
+    """The same content, written again."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    os.utime(path, ns=(time.time_ns(), time.time_ns()))
+
+
+async def test_a_model_is_looked_at_once_and_then_when_one_of_its_two_files_has_changed(root: Path) -> None:
+    for name in ("one", "two"):
+        add(root, name.encode(), name)
+    control = Control("one", "two")
+    watch = watch_of(root, control)
+    await looks(watch, 3)
+    assert control.reconciled == ["one", "two"]
+    touch(root / "one" / "traffic.json")
+    await looks(watch, 2)
+    assert control.reconciled == ["one", "two", "one"]
+    (root / "two" / "model.yaml").write_text(MODEL_YAML + "\n")
+    await looks(watch, 2)
+    assert control.reconciled == ["one", "two", "one", "two"]
+    (root / "two" / "notes.txt").write_text("nothing of ours")
+    await looks(watch)
+    (root / "two" / "model.yaml").unlink()
+    await looks(watch, 2)
+    assert control.reconciled == ["one", "two", "one", "two", "two"], "gone is a change, once"
+
+
+async def test_one_look_at_a_model_at_a_time_and_what_changed_meanwhile_is_seen_afterwards(root: Path) -> None:
+    for name in ("one", "two"):
+        add(root, name.encode(), name)
+    control = Control("one", "two")
+    control.hold.clear()
+    watch = watch_of(root, control)
+    await looks(watch)
+    touch(root / "one" / "traffic.json")
+    await looks(watch, 3)
+    assert control.reconciled == ["one", "two"]
+    control.hold.set()
+    while watch._reconciling:
+        await asyncio.wait(watch._reconciling.values())
+        await asyncio.sleep(0)
+    await looks(watch, 2)
+    assert control.reconciled == ["one", "two", "one"]
+
+
+async def test_nothing_is_kept_of_models_that_are_served_no_more(root: Path) -> None:
+    add(root, b"one", "one")
+    control = Control("one")
+    watch = watch_of(root, control)
+    await looks(watch)
+    control.served.clear()
+    await looks(watch)
+    assert (watch._seen, watch._reconciling) == ({}, {})
+    control.served.append("one")
+    await looks(watch)
+    assert control.reconciled == ["one", "one"]
+
+
+class Orders:
+    """Where steps are ordered."""
+
+    def __init__(self, w: World, fails: HeadraceError | None = None) -> None:
+        self._w = w
+        self.fails = fails
+        self.given: list[tuple[str, Order, str]] = []
+
+    async def order(self, name: str, order: Order, by: str) -> Traffic:
+        """As it comes."""
+        self.given.append((name, order, by))
+        if self.fails is not None:
+            raise self.fails
+        return await self._w.control.order(name, order, by)
+
+
+def ramp(version: str, *steps: float, in_s: float = 0.0) -> StartCanary:
+    schedule = Ramp(steps=list(steps), every_s=60.0, next_at_s=time.time() + in_s)
+    return StartCanary(Canary(version=version, percent=steps[0], ramp=schedule))
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_only_the_one_that_leads_takes_a_ramp_s_due_steps(root: Path, leads: bool) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        orders = Orders(w)
+        watch = Watch(root, w.control, orders.order, leads=leads)
+        await w.order(ramp(new, 5.0, 50.0, 100.0))
+        await looks(watch, 3)
+        canary = w.control.traffic(NAME).canary
+        assert canary is not None
+        assert (canary.percent, len(orders.given)) == ((50.0, 1) if leads else (5.0, 0))
+        assert all(by == "ramp" and isinstance(order, NextStep) for _, order, by in orders.given)
+        watch.close()
+
+
+async def test_a_step_that_is_not_due_waits_and_the_last_one_promotes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        watch = Watch(root, w.control, w.control.order, leads=True)
+        await w.order(ramp(new, 5.0, 100.0, in_s=100.0))
+        await looks(watch, 2)
+        assert w.roles() == {old: "current", new: "canary"}
+        later = time.time() + 101.0
+        monkeypatch.setattr(module.time, "time", lambda: later)
+        await looks(watch)
+        assert w.roles() == {old: "standby", new: "current"}
+        watch.close()
+
+
+async def test_a_step_that_can_not_be_taken_is_tried_again(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        orders = Orders(w, NotReady("the disk is full"))
+        watch = Watch(root, w.control, orders.order, leads=True)
+        await w.order(ramp(new, 5.0, 50.0))
+        await looks(watch, 2)
+        orders.fails = None
+        await looks(watch, 2)
+        assert len(orders.given) == 3
+        watch.close()
+
+
+async def test_a_model_that_is_unloaded_while_another_one_s_step_is_taken_does_not_end_the_look(root: Path) -> None:
+    for name in ("one", "two"):
+        add(root, name.encode(), name)
+    async with world(root) as w:
+        watch = Watch(root, w.control, w.control.order, leads=True)
+        names = ["one", "gone", "two"]
+        w.control.names = lambda: names  # type: ignore[method-assign]  # one goes right after it was named
+        await watch.look()
+        watch.close()
+
+
+async def test_it_begins_by_loading_canary_and_standby_and_goes_on_until_it_is_closed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
+    whole = Traffic(current=old, standby=third, canary=Canary(version=new, percent=5.0))
+    change_traffic(root, NAME, lambda _before: whole)
+    async with world(root) as w, asyncio.timeout(LIMIT_S):
+        w.lives.watch.start()
+        await w.until("all three", lambda: w.roles() == {old: "current", new: "canary", third: "standby"})
+        assert w.control.traffic(NAME) == whole
+        change_traffic(root, NAME, lambda _before: Traffic(current=new))
+        await w.until("the change", lambda: w.roles() == {new: "current"})
+        task = w.lives.watch._task
+        w.lives.watch.close()
+        w.lives.watch.close()
+        assert task is not None
+        await asyncio.wait((task,))
+        assert task.cancelled()
+
+
+async def test_a_bug_while_looking_does_not_end_the_watch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(module.asyncio, "sleep", lambda _s, sleep=asyncio.sleep: sleep(0))
+    add(root, b"one", "one")
+    control = Control("one")
+    watch = watch_of(root, control)
+    names = control.names
+    bugs = iter((KeyError("bug"), ValueError("bug")))
+
+    def buggy() -> list[str]:
+        if (bug := next(bugs, None)) is not None:
+            raise bug
+        return names()
+
+    control.names = buggy  # type: ignore[method-assign]  # twice
+    watch.start()
+    async with asyncio.timeout(LIMIT_S):
+        while not control.reconciled:  # noqa: ASYNC110 - turns of the loop, not time
+            await asyncio.sleep(0)
+    watch.close()
