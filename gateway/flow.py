@@ -123,7 +123,8 @@ class Flow:
         admitted_s = now_s()
         place = Place(request.priority, request.deadline_s)
         promise = self._forecast.check(model, measured.rows, request.deadline_s - admitted_s, place)
-        measured.terms = terms = Terms(request.deadline_s, request.priority, request.late_s)
+        terms = Terms(request.deadline_s, request.priority, request.late_s, reuse=request.reuse)
+        measured.terms = terms
         request.times.admit_s = admitted_s - request.arrived_s
         try:
             results = await self.all(model, measured.pieces, request, options, terms)
@@ -212,7 +213,7 @@ class Flow:
 
     async def _prepared(self, lease: Lease, raw: RawInput, options: Options, deadline_s: float) -> Prepared:
         """The item's tensors, kept from before or made by a pool process."""
-        key = self.reuse.prepared_key(lease.model, raw, options)
+        key = self.reuse.prepared_key(lease, raw, options)
         prepared = self.reuse.prepared(key, lease)
         if prepared is None:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)

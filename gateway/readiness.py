@@ -245,7 +245,7 @@ class Readiness(WorkerEvents):
         try:
             async with asyncio.timeout_at(deadline_s):
                 options = model.pipeline.parse_options({})
-                terms = Terms(deadline_s, PROOF_PRIORITY)
+                terms = Terms(deadline_s, PROOF_PRIORITY, reuse=False)  # through the pool, too
                 await self._flow.item(model, model.pipeline.example(), options, terms, StageTimes())
         except InternalFault:
             return "its example failed with an internal error, see the log"

@@ -26,15 +26,17 @@ class SlotSizes(NamedTuple):
 class Terms:
     """What a request asks of every queue that its items wait in, and what became of the request; one for all items."""
 
-    __slots__ = ("coming_items", "coming_rows", "computed_rows", "deadline_s", "ended", "late_s", "priority")
+    __slots__ = ("coming_items", "coming_rows", "computed_rows", "deadline_s", "ended", "late_s", "priority", "reuse")
 
-    def __init__(self, deadline_s: float, priority: int, late_s: float = float("inf")) -> None:
+    def __init__(self, deadline_s: float, priority: int, late_s: float = float("inf"), *, reuse: bool = True) -> None:
         self.deadline_s = deadline_s
         """Absolute, monotonic."""
         self.priority = priority
         """Smaller goes first."""
         self.late_s = late_s
         """From when on leaving means: too late (`Request.late_s`)."""
+        self.reuse = reuse
+        """False: every stage does its own work, whatever was kept from before."""
         self.ended: Code | None = None
         """Why the request as a whole failed, while some of its items were still under way."""
         self.computed_rows = 0
