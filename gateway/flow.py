@@ -213,7 +213,7 @@ class Flow:
 
     async def _prepared(self, lease: Lease, raw: RawInput, options: Options, deadline_s: float) -> Prepared:
         """The item's tensors, kept from before or made by a pool process."""
-        key = self.reuse.prepared_key(lease.model, raw, options, reuse=lease.terms.reuse)
+        key = self.reuse.prepared_key(lease, raw, options)
         prepared = self.reuse.prepared(key, lease)
         if prepared is None:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)

@@ -79,9 +79,10 @@ class Reuse:
 
     # ------------------------------------------------------------ prepared tensors
 
-    def prepared_key(self, model: ServedModel, raw: RawInput, options: Options, *, reuse: bool = True) -> bytes | None:
-        """What an item's tensors are kept by; None when they are not, or without `reuse` are to be made anew."""
-        if self._prepared is None or not reuse or not model.cached or model.pipeline.passthrough:
+    def prepared_key(self, lease: Lease, raw: RawInput, options: Options) -> bytes | None:
+        """What an item's tensors are kept by; None when they are not, or are to be made anew."""
+        model = lease.model
+        if self._prepared is None or not lease.terms.reuse or not model.cached or model.pipeline.passthrough:
             return None
         return prepared_key(model.preprocessing, digest_of(raw), _encode(options))
 
