@@ -20,7 +20,6 @@ from shared.model_messages import (
     ModelLoaded,
     ModelNote,
     ModelUse,
-    PinModel,
     UnloadModel,
 )
 from shared.results import Result
@@ -49,7 +48,6 @@ __all__ = [
     "ModelNote",
     "ModelUse",
     "OpenPipeline",
-    "PinModel",
     "PipelineOpened",
     "PipelineRefused",
     "PoolReady",
@@ -239,7 +237,7 @@ class CancelItems(Message, tag="cancel"):
     items: list[int]
 
 
-ToWorker: TypeAlias = KeepModels | LoadModel | PinModel | UnloadModel | RunBatch | CancelItems
+ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems
 
 
 # ------------------------------------------------------------------ worker → gateway

@@ -36,13 +36,6 @@ class LoadModel(Message, tag="load"):
     """Never given up for another version's sake."""
 
 
-class PinModel(Message, tag="pin"):
-    """From now on a version may, or may not, be given up for another one's sake; no answer."""
-
-    model: int
-    pinned: bool
-
-
 class UnloadModel(Message, tag="unload"):
     """Forget a version; a MemoryNote follows when its memory is back."""
 

@@ -25,7 +25,6 @@ from shared.messages import (
     ModelFailed,
     ModelLoaded,
     ModelNote,
-    PinModel,
     RunBatch,
     ToWorker,
     UnloadModel,
@@ -106,8 +105,6 @@ class Session:
                     self._send(memory)
             case LoadModel():
                 self._load(message)
-            case PinModel(model=model, pinned=pinned):
-                self._pin(model, pinned=pinned and model in self._models)
             case UnloadModel(model=model):
                 self._unload(model)
 
@@ -190,19 +187,16 @@ class Session:
     def _load(self, message: LoadModel) -> None:
         key = Key(message.name, message.version, revision_of(message.config))
         self._models[message.model] = key
-        self._pin(message.model, pinned=message.pinned)
+        if message.pinned:
+            self._pins.add(message.model)
+        else:
+            self._pins.discard(message.model)
         loaded = self._pool.get(key)
         if loaded is not None and self._pool.takes(key):
             self._send(_loaded_message(message.model, loaded))
             return
         self._awaited.setdefault(key, []).append(message.model)
         self._pool.want(key, message.config)
-
-    def _pin(self, model: int, *, pinned: bool) -> None:
-        if pinned:
-            self._pins.add(model)
-        else:
-            self._pins.discard(model)
 
     def _unload(self, model: int) -> None:
         self._pins.discard(model)

@@ -22,7 +22,6 @@ from shared.messages import (
     ModelEvicted,
     ModelFailed,
     ModelLoaded,
-    PinModel,
     UnloadModel,
 )
 from shared.tensors import Tensor, as_array
@@ -265,7 +264,9 @@ async def test_a_pinned_model_stays_and_what_does_not_fit_beside_it_says_so(tmp_
         )
         gateway.send(batch(item(1, 5)))
         assert codes(await gateway.next(BatchDone)) == {1: None}
-        gateway.send(PinModel(1, pinned=False))
+        after = len(gateway.received)
+        gateway.send(LoadModel(1, "small", small, pinned=False))
+        await gateway.next(ModelLoaded, after)
         await load(gateway, "large", large, model=2)
         assert [message.model for message in gateway.received if isinstance(message, ModelEvicted)] == [1]
 

@@ -18,7 +18,6 @@ from shared.messages import (
     ModelFailed,
     ModelLoaded,
     ModelNote,
-    PinModel,
     RunBatch,
     ToWorker,
     UnloadModel,
@@ -320,12 +319,9 @@ def test_a_version_is_pinned_while_one_of_its_numbers_is(arena: TwoSidedArena) -
     steps: list[tuple[ToWorker, bool]] = [
         (lazy, False),
         (LOAD, True),
-        (PinModel(2, pinned=True), True),
-        (UnloadModel(1), True),
-        (PinModel(2, pinned=False), False),
-        (PinModel(2, pinned=True), True),
-        (lazy, False),
-        (PinModel(77, pinned=True), False),
+        (UnloadModel(1), False),
+        (LOAD, True),
+        (LoadModel(1, "toy", VERSION, pinned=False), False),
     ]
     session = bench.join(Dealer(*([message] for message, _ in steps), []))
     for message, pinned in steps:
