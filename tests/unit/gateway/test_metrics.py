@@ -6,6 +6,7 @@ from prometheus_client import generate_latest
 from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.metrics import Metrics
 from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, Request, StageTimes
+from gateway.served import ServedModel
 from shared.clock import now_s
 from shared.errors import Code, InvalidInput, NotReady, UnknownModel
 from shared.messages import BatchDone
@@ -22,10 +23,10 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def end(metrics: Metrics, error: BaseException | None) -> None:
+def end(metrics: Metrics, error: BaseException | None, model: ServedModel | None = None) -> None:
     """One request of a served model that ends like this."""
     with metrics.request(request()) as measured:
-        measured.model = served()
+        measured.routed(model or served())
         if error is not None:
             raise error
 
@@ -109,3 +110,60 @@ def test_readiness_own_batches_are_in_no_statistics() -> None:
         item = QueuedItem(1, QueueKey(1, ()), 1, 1.0, 0.0, priority=priority)
         metrics.batch(model, Batch(QueueKey(1, ()), [item], 1, 1), done, 0)
         assert metrics.statistics.of("words", model.version).execution_count == counted
+
+
+def count(metrics: Metrics, version: str, outcome: str = "ok") -> float | None:
+    return value(metrics, "headrace_version_requests_total", model="words", version=version, outcome=outcome)
+
+
+def seconds(metrics: Metrics, version: str) -> float | None:
+    return value(metrics, "headrace_version_request_seconds_count", model="words", version=version)
+
+
+def test_requests_count_for_the_version_that_they_went_to_and_only_for_outcomes_that_came() -> None:
+    metrics, model = Metrics(), served()
+    end(metrics, None)
+    with pytest.raises(InvalidInput):
+        end(metrics, InvalidInput("no"))
+    assert (count(metrics, model.version), count(metrics, model.version, "invalid_input")) == (1, 1)
+    assert seconds(metrics, model.version) == 1, "latency is of answers"
+    assert count(metrics, model.version, "internal") is None
+    with pytest.raises(UnknownModel), metrics.request(request()):
+        raise UnknownModel("nobody")
+    assert generate_latest(metrics.registry).decode().count("headrace_version_requests_total{") == 2
+
+
+def test_a_version_keeps_its_requests_until_they_end_however_they_end() -> None:
+    metrics, model = Metrics(), served()
+    with metrics.request(request()) as measured:
+        measured.routed(model)
+        assert model.requests == 1
+    with pytest.raises(KeyError):
+        end(metrics, KeyError("bug"), model)
+    assert model.requests == 0
+
+
+def test_a_version_that_is_gone_takes_its_series_along_and_its_model_s_stay() -> None:
+    metrics, model = Metrics(), served()
+    end(metrics, None)
+    metrics.forget(model.name, model.version)
+    assert (count(metrics, model.version), seconds(metrics, model.version)) == (None, None)
+    assert value(metrics, "headrace_requests_total", model="words", outcome="ok") == 1
+    assert metrics.statistics.of("words", model.version).success.count == 0
+    end(metrics, None)
+    assert count(metrics, model.version) == 1
+
+
+def test_who_judges_is_told_of_each_request_that_went_to_a_version() -> None:
+    metrics, model = Metrics(), served()
+    told: list[tuple[object, Code | None, bool, int]] = []
+    metrics.judged = lambda measured, outcome, _s: told.append(
+        (measured.model, outcome, measured.reused, measured.nonfinite_rows)
+    )
+    with metrics.request(request(StageTimes(reused="kept", nonfinite_rows=3))) as measured:
+        measured.routed(model)
+    with pytest.raises(NotReady):
+        end(metrics, NotReady("lost"), model)
+    with pytest.raises(UnknownModel), metrics.request(request()):
+        raise UnknownModel("nobody")
+    assert told == [(model, None, True, 3), (model, Code.NOT_READY, False, 0)]

@@ -8,7 +8,7 @@ from gateway.readiness import Readiness
 from gateway.request import StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
-from gateway.state import Phase
+from gateway.state import Phase, Role
 from gateway.worker_client import Worker, WorkerClient
 from shared.errors import InternalFault, NotReady
 from shared.messages import PROTOCOL_VERSION, Hello, ModelLoaded, ModelNote
@@ -245,3 +245,134 @@ async def test_how_a_model_runs_is_shown_and_follows_the_worker() -> None:
     workers.on_message(worker.identity, ModelNote(1, "fp32", 4))
     assert (state.precision, state.row_cap) == ("fp32", 4)
     await world.settled()
+
+
+# ------------------------------------------------------------ loaded on demand, unloaded, let go
+
+
+def lazy(number: int = 1) -> ServedModel:
+    model = served(number)
+    model.pinned = False
+    return model
+
+
+async def test_a_model_on_demand_is_ready_enough_once_a_worker_is_there_and_waits_when_it_was_given_up() -> None:
+    world = World(lazy())
+    assert world.readiness.not_ready_reason() is not None, "nobody could load it"
+    world.readiness.pipeline_opened(1, None)
+    worker = world.greet()
+    assert (world.models[0].state.phase, world.readiness.not_ready_reason()) == ("on_demand", None)
+    world.readiness.wanted(world.models[0])
+    assert world.models[0].state.phase == "loading"
+    world.load(worker)
+    await world.settled()
+    world.readiness.model_evicted(worker, 1)
+    assert (world.models[0].state.phase, world.readiness.not_ready_reason()) == ("on_demand", None)
+    assert world.phases == ["on_demand", "loading", "proving", "ready", "on_demand"]
+
+
+async def test_what_one_of_two_workers_gives_up_is_still_ready() -> None:
+    world = World(lazy(), workers=2)
+    world.readiness.pipeline_opened(1, None)
+    first, second = world.greet(), world.greet("worker-1")
+    world.load(first)
+    world.load(second)
+    await world.settled()
+    world.readiness.model_evicted(first, 1)
+    assert world.models[0].state.phase == "ready"
+    world.readiness.worker_lost(second)
+    assert world.models[0].state.phase == "on_demand"
+    world.readiness.worker_lost(first)
+    assert world.models[0].state.phase == "no_worker"
+
+
+async def test_what_is_on_demand_is_not_kept_in_use_by_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lazy())
+    world.readiness.pipeline_opened(1, None)
+    world.load(world.greet())
+    await world.settled()
+    monkeypatch.setattr(readiness_module, "now_s", lambda: 1e6)
+    world.readiness.tick()
+    assert world.flow.calls == 1
+
+
+async def test_one_on_demand_that_could_not_be_loaded_may_be_asked_for_again_and_a_pinned_one_stays_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(lazy(), served(2, name="pinned"))
+    worker = world.greet()
+    for number in (1, 2):
+        world.readiness.model_failed(worker, number, NotReady("no memory"))
+    world.readiness.tick()
+    assert [model.state.phase for model in world.models] == ["failed", "failed"]
+    later = readiness_module.now_s() + readiness_module.TRY_AGAIN_S + 1
+    monkeypatch.setattr(readiness_module, "now_s", lambda: later)
+    world.readiness.tick()
+    assert [model.state.phase for model in world.models] == ["on_demand", "failed"]
+    assert world.readiness._failed_s == {}
+
+
+@pytest.mark.parametrize("role", ["canary", "shadow", "standby", "coming", "retiring"])
+async def test_only_current_versions_decide_whether_the_server_is_ready(role: Role) -> None:
+    world = World(served(1), served(2))
+    for number in (1, 2):
+        world.readiness.pipeline_opened(number, None)
+    world.load(world.greet(), 1)
+    await world.settled()
+    assert world.readiness.not_ready_reason() is not None
+    world.models[1].state.role = role
+    assert world.readiness.not_ready_reason() is None
+
+
+async def test_an_unloaded_version_stays_so_whatever_comes_late() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    hold = asyncio.Event()
+
+    async def slow() -> list[Result]:
+        await hold.wait()
+        return []
+
+    world.flow.answer = slow
+    worker = world.greet()
+    world.load(worker)
+    world.readiness.unloaded(world.models[0], "it was unloaded by request")
+    world.load(worker)
+    world.readiness.model_evicted(worker, 1)
+    world.readiness.worker_lost(world.greet("worker-1"))
+    hold.set()
+    await world.settled()
+    assert (world.models[0].state.phase, world.readiness.not_ready_reason()) == ("unloaded", None)
+
+
+async def test_nothing_is_kept_of_a_version_that_is_gone() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, InternalFault("no such class"))
+    world.readiness.model_failed(world.greet(), 1, NotReady("no memory"))
+    world.readiness._failures[1] = 1
+    world.readiness.forget(1)
+    readiness = world.readiness
+    assert not any((readiness._refused, readiness._failed_s, readiness._failures, readiness._pipelines_open))
+
+
+async def test_who_has_unsubscribed_hears_no_more_and_a_greeting_is_told_after_the_phases() -> None:
+    world = World(lazy())
+    heard: list[str] = []
+    world.readiness.greeted = lambda: heard.append(world.models[0].state.phase)
+
+    def changed() -> None:
+        heard.append("changed")
+        world.readiness.unsubscribe(changed)  # while all are told
+
+    world.readiness.subscribe(changed)
+    world.greet()
+    world.readiness.drain()
+    assert heard == ["changed", "on_demand"]
+
+
+async def test_how_long_the_load_took_is_shown_by_stage() -> None:
+    world = World()
+    loaded = ModelLoaded(1, [], 5, "fp32", 0.5, pads=False, stages_s={"read": 0.1, "warm_up": 0.4})
+    world.readiness.model_loaded(world.greet(), loaded)
+    state = world.models[0].state
+    assert (state.load_s, state.stages_s) == (0.5, {"read": 0.1, "warm_up": 0.4})

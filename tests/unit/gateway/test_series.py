@@ -31,3 +31,22 @@ def test_a_wrong_number_of_labels_is_a_mistake() -> None:
     calls = Counter("calls", "Calls.", ("model", "outcome"), CollectorRegistry())
     with pytest.raises(ValueError, match="has labels"):
         calls.labels("a")
+
+
+def test_series_end_by_their_first_labels_and_begin_again_at_nothing() -> None:
+    registry = CollectorRegistry()
+    calls = Counter("calls", "Calls.", ("model", "version", "outcome"), registry)
+    seconds = Histogram("seconds", "Seconds.", ("model", "version"), BOUNDS, registry)
+    for model, version in (("a", "1"), ("a", "2"), ("b", "1")):
+        calls.labels(model, version, "ok").inc()
+        calls.labels(model, version, "lost").inc()
+        seconds.labels(model, version).observe(1.0)
+    for series in (calls, seconds):
+        series.forget("a", "1")
+        series.forget("nobody")
+    text = generate_latest(registry).decode()
+    assert 'model="a",version="1"' not in text.replace('outcome="ok",', "").replace('outcome="lost",', "")
+    assert text.count("calls_total{") == 4
+    assert text.count("seconds_count{") == 2
+    calls.labels("a", "1", "ok").inc()
+    assert registry.get_sample_value("calls_total", {"model": "a", "version": "1", "outcome": "ok"}) == 1

@@ -38,3 +38,14 @@ def test_the_output_stage_of_batches_adds_up_to_that_of_their_requests() -> None
 
     assert {rows: batch.output_ns for rows, batch in model.batches.items()} == {4: 3000, 8: 5000}
     assert sum(batch.output_ns for batch in model.batches.values()) == model.compute_output.ns
+
+
+def test_versions_are_counted_apart_and_one_that_is_forgotten_begins_anew() -> None:
+    statistics = Statistics()
+    one, two = statistics.of("words", "1"), statistics.of("words", "2")
+    one.failed(Code.OVERLOADED, 1e-6)
+    assert (two.fail, statistics.of("words", "1")) == ({}, one)
+    statistics.forget("words", "1")
+    statistics.forget("words", "nobody")
+    assert statistics.of("words", "1").fail == {}
+    assert statistics.of("words", "2") is two
