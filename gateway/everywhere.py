@@ -165,8 +165,11 @@ class Everywhere:
         await self._tell_others(Prepare(name, traffic))
 
     async def adopt(self, name: str) -> None:
-        """Called by our own control after that."""
-        await self._tell_others(Adopt(name))
+        """Called by our own control after that. It is written, whatever they say now: each looks at the files itself."""
+        try:
+            await self._tell_others(Adopt(name))
+        except HeadraceError as error:
+            log.warning("another gateway does not follow at once", model=name, reason=error.text)
 
     async def _order_here(self, name: str, order: Order, by: str) -> bytes:
         return _told(await self._control.order(name, order, by, self))
@@ -186,11 +189,7 @@ class Everywhere:
         return await self._order_here(name, order, by)
 
     async def _order(self, verb: Verb, name: str) -> None:
-        async def here() -> bytes:
-            await self._at_all(verb, name)
-            return b""
-
-        await self._led(Control(verb, name, everywhere=True), here)
+        await self._led(Control(verb, name, everywhere=True), lambda: self._at_all(verb, name))
 
     async def _led(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         """Done by the first gateway that lives: by `here` if that is this one.
@@ -217,7 +216,7 @@ class Everywhere:
             if isinstance(outcome, BaseException) and not isinstance(outcome, PeerGone):
                 raise outcome
 
-    async def _at_all(self, verb: Verb, name: str) -> None:
+    async def _at_all(self, verb: Verb, name: str) -> bytes:
         failure: HeadraceError | None = None
         async with self._locks.held(name):
             try:
@@ -233,6 +232,7 @@ class Everywhere:
                     raise outcome
         if failure is not None:
             raise failure
+        return b""
 
     async def _here(self, verb: Verb, name: str) -> None:
         loads = verb == "load"
