@@ -165,7 +165,7 @@ class Everywhere:
         await self._tell_others(Prepare(name, traffic))
 
     async def adopt(self, name: str) -> None:
-        """Called by our own control after that. It is written, whatever they say now: each looks at the files itself."""
+        """Called by our own control after that. It is written, whatever they say now: each looks at the files, too."""
         try:
             await self._tell_others(Adopt(name))
         except HeadraceError as error:
