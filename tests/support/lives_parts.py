@@ -228,7 +228,7 @@ class World:
         while not condition():
             if now_s() > until_s:
                 raise AssertionError(f"waited {LIMIT_S} s for {what}; {self.phases()}")
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(0.0005)  # turns of the loop, and time for threads that read the disk
 
     async def ready(self) -> None:
         """All versions are, or will be when somebody asks."""

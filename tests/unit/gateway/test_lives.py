@@ -1,0 +1,138 @@
+"""A canary's whole life in one gateway, by requests."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.orders import RollBack, StartCanary
+from shared.errors import HeadraceError
+from shared.messages import BatchDone, RunBatch
+from shared.traffic import Canary
+from tests.support.gateway_parts import done
+from tests.support.lives_parts import NAME, World, add, given_up, not_finite, world
+
+SHARE = 25.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+def slow(batch: RunBatch) -> BatchDone:
+    """It took ten times as long."""
+    answer = done(batch)
+    assert isinstance(answer, BatchDone)
+    answer.run_s = 0.010
+    return answer
+
+
+BAD: dict[str, Callable[[RunBatch], BatchDone]] = {
+    "error rate": lambda batch: given_up(batch, "internal", "it raised"),
+    "non-finite rate": not_finite,
+    "slow batches": slow,
+}
+
+
+async def callers(w: World, at_most: int) -> dict[str, int]:
+    """Callers one after another until the canary is gone; failures by version."""
+    failed: dict[str, int] = {}
+    for each in range(at_most):
+        key = str(each)
+        split = w.routing.split(NAME)
+        assert split is not None
+        version = split.answers(key).version
+        try:
+            assert (await w.answer(routing_key=key)).version == version
+        except HeadraceError:
+            failed[version] = failed.get(version, 0) + 1
+        if w.lives.judge._ordered:
+            await w.until("the rollback", lambda: not w.lives.judge._ordered)
+            return failed
+    return failed
+
+
+@pytest.mark.parametrize("measure", list(BAD))
+async def test_a_bad_canary_is_rolled_back_by_itself_while_the_current_version_sees_no_error(
+    root: Path, measure: str
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        number = w.model(new).number
+        w.router.answers = lambda batch: BAD[measure](batch) if batch.model == number else None
+        failed = await callers(w, 1000)
+        assert w.roles() == {old: "current"}
+        assert set(failed) <= {new}
+        entry = w.on_disk().history[-1]
+        assert (entry["action"], entry["by"], entry["to"]) == ("rollback", "guard", old)
+        assert entry["figures"]["measure"] == measure
+        assert entry["reason"].startswith(measure)
+        assert entry["figures"]["canary_total"] <= 60
+        figures = {each.version: each for each in w.control.figures(NAME)}
+        assert figures[new].requests >= 20, "told after its end, too"
+        assert await callers(w, 20) == {}
+
+
+async def test_a_canary_that_is_as_good_stays(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        assert await callers(w, 300) == {}
+        assert w.roles()[new] == "canary"
+        current, canary = w.control.figures(NAME)
+        assert current.requests + canary.requests == 300
+        assert canary.batches > 0
+
+
+async def test_callers_mistakes_say_nothing_about_a_canary(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=100.0)))
+        for _ in range(100):
+            with pytest.raises(HeadraceError):
+                await w.answer(b"too long a word")
+        assert (w.roles()[new], w.control.figures(NAME)[1].requests) == ("canary", 0)
+
+
+async def test_a_rollback_under_load_loses_no_request_and_needs_no_load(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=50.0)))
+        loads, answered = w.router.loads(), []
+        stop = asyncio.Event()
+
+        async def caller(name: int) -> None:
+            for each in itertools.count():
+                answered.append((await w.answer(routing_key=f"{name}-{each}")).version)
+                if stop.is_set():
+                    return
+
+        under_way = [asyncio.create_task(caller(each)) for each in range(8)]
+        await w.until("both to answer", lambda: {old, new} <= set(answered))
+        await w.order(RollBack("by hand"))
+        before = len(answered)
+        await w.until("more answers", lambda: len(answered) > before + 100)
+        stop.set()
+        await asyncio.gather(*under_way)
+        assert set(answered[before + 8 :]) == {old}, "what was under way may still end"
+        w.versions.tidy()
+        assert (w.roles(), w.router.loads()) == ({old: "current"}, loads)
+
+
+async def test_a_version_that_goes_is_forgotten_by_whoever_kept_something_of_it(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        for _ in range(5):
+            await w.order(StartCanary(Canary(version=new, percent=100.0)))
+            await w.answer()
+            await w.order(RollBack())
+            w.versions.tidy()
+        assert len(w.row_caps._caps) == len(w.row_caps._whole) == 1
+        assert len(w.cost._fits) == 1
+        assert len(w.metrics._versions) <= 1
+        assert len(w.workers._models) == 1
+        assert len(w.readiness._pipelines_open) == 1
