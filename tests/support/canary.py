@@ -224,9 +224,8 @@ class Paced:
                 calls.add(call)
                 call.add_done_callback(calls.discard)
                 number += 1
-                await asyncio.sleep(
-                    max(0.0, start_s + number * self._every_s - time.monotonic())
-                )  # the pace of the callers
+                left_s = start_s + number * self._every_s - time.monotonic()
+                await asyncio.sleep(max(0.0, left_s))  # the pace of the callers
             await asyncio.gather(*calls)
 
     async def _call(self, client: AsyncClient, key: str) -> None:
