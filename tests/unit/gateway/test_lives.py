@@ -118,7 +118,7 @@ async def test_a_rollback_under_load_loses_no_request_and_needs_no_load(root: Pa
         await w.until("more answers", lambda: len(answered) > before + 100)
         stop.set()
         await asyncio.gather(*under_way)
-        assert set(answered[before + 8 :]) == {old}, "what was under way may still end"
+        assert answered[before:].count(new) <= len(under_way), "what was under way may still end"
         w.versions.tidy()
         assert (w.roles(), w.router.loads()) == ({old: "current"}, loads)
 
