@@ -96,7 +96,7 @@ def _repository(folder: Path) -> tuple[Path, list[str]]:
 
 @contextmanager
 def _server(folder: Path, repository: Path) -> Iterator[Site]:
-    site = Site(folder, repository, models=[LIVE, MODEL])
+    site = Site(folder, repository, models=[LIVE, MODEL])  # type: ignore[arg-type]  # a list is a setting, too
     with serving(site):
         yield site
 

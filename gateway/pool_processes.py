@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gateway.openings import Openings
 from gateway.pauses import Pauses
 from shared.arena import Arena
 from shared.clock import now_s
@@ -82,6 +83,7 @@ class PoolProcesses:
         self.count = settings.pool.processes or os.cpu_count() or 1
         self._processes: dict[bytes, _Process] = {}
         self._models: dict[int, OpenPipeline] = {}
+        self._openings = Openings()
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopping = False
         self._all_gone = asyncio.Event()
@@ -100,20 +102,21 @@ class PoolProcesses:
             self._spawn(_Place(number, _backoff(self._settings.supervisor)))
 
     def open(self, message: OpenPipeline) -> None:
-        """Make every present and future process build this pipeline."""
+        """Make every present and future process build this pipeline, one that has jobs after another."""
         self._models[message.model] = message
-        for process in self._processes.values():
-            if process.up:
-                self._open(process, message)
+        self._openings.wanted(message.model)
+        self._open_due()
 
     def close(self, model: int) -> None:
         """No process needs this pipeline any more; none of its jobs is under way."""
         if self._models.pop(model, None) is None:
             return
+        self._openings.closed(model)
         for process in self._processes.values():
             process.opening.pop(model, None)
             if process.up:
                 self._router.send(process.identity, ClosePipeline(model))
+        self._open_due()
 
     def ready(self) -> Iterable[bytes]:
         """Identities of the processes that take jobs."""
@@ -202,9 +205,10 @@ class PoolProcesses:
             predecessor.successor = True
         child.on_exit(asyncio.get_running_loop(), lambda _child, code: self._exited(process, code))
 
-    def _open(self, process: _Process, message: OpenPipeline) -> None:
-        if self._router.send(process.identity, message):
-            process.opening[message.model] = now_s()
+    def _open_due(self) -> None:
+        for identity, model in self._openings.due():
+            if self._router.send(identity, self._models[model]):
+                self._processes[identity].opening[model] = now_s()
 
     def _receive(self, identity: bytes, message: FromPool) -> None:
         process = self._processes.get(identity)
@@ -213,18 +217,29 @@ class PoolProcesses:
         match message:
             case PoolReady():
                 process.up = True
-                for model in self._models.values():
-                    self._open(process, model)
-            case PipelineOpened() | PipelineRefused():
-                process.opening.pop(message.model, None)
+                self._openings.came(identity, self._models)
+            case PipelineOpened(model=model):
+                process.opening.pop(model, None)
+                self._openings.built(identity, model)
+            case PipelineRefused(model=model):
+                process.opening.pop(model, None)
+                self._openings.refused(identity, model)
             case _:
                 process.jobs += 1
         if process.ready and process.predecessor is not None:
             self._retire(process.predecessor)
             process.predecessor = None
-        self._on_message(identity, message)
+        self._open_due()
+        self._tell(identity, message)
         if process.jobs >= self._settings.pool.recycle_jobs:
             self._replace(process)
+
+    def _tell(self, identity: bytes, message: FromPool) -> None:
+        """That a pipeline is open is told when a job for it may go to any process that takes jobs."""
+        if not isinstance(message, PipelineOpened):
+            self._on_message(identity, message)
+        for model in self._openings.open():
+            self._on_message(identity, PipelineOpened(model))
 
     def _replace(self, process: _Process) -> None:
         """A planned change, one place at a time: the successor comes first."""
@@ -234,13 +249,16 @@ class PoolProcesses:
 
     def _retire(self, process: _Process) -> None:
         process.retiring = True  # what it has is answered before it reads Stop
+        self._openings.left(process.identity)
         self._router.send(process.identity, Stop())
 
     def _exited(self, process: _Process, exit_code: int) -> None:
         self._processes.pop(process.identity, None)
+        self._openings.left(process.identity)
         if self._stopping:
             self._note_if_all_gone()
             return
+        self._open_due()
         if process.predecessor is not None:
             process.predecessor.successor = False
         if process.retiring and exit_code == 0:
