@@ -59,7 +59,11 @@ class Before:
         self._w = w
         self._now = self._look()
 
-    def _look(self) -> object:
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._now[0].history
+
+    def _look(self) -> Any:  # noqa: ANN401 - a tuple
         w = self._w
         return (
             w.on_disk(),
@@ -458,6 +462,8 @@ async def test_a_bad_model_yaml_is_noted_with_the_old_one_which_goes_on_and_a_go
         changes: list[str] = []
         w.control.changed = lambda: changes.append(w.current().state.refused)
         before = w.current()
+        await w.control.reconcile(NAME)
+        changes.clear()
         (root / NAME / "model.yaml").unlink() if more is None else yaml(root, more)
         await w.control.reconcile(NAME)
         await w.control.reconcile(NAME)
@@ -495,6 +501,38 @@ async def test_a_traffic_json_that_can_not_be_served_is_noted_too(root: Path) ->
         await w.control.reconcile(NAME)
         assert "traffic.json" in w.current().state.refused
         assert (await w.answer()).version == old
+
+
+async def test_of_several_new_versions_none_stays_when_one_of_them_fails(root: Path) -> None:
+    old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
+    async with world(root) as w:
+        before = Before(w)
+        w.router.bad[third] = "no memory"
+        write(root, Traffic(current=new, canary=Canary(version=third, percent=5.0)))
+        await w.control.reconcile(NAME)
+        assert w.router.loads() == [old, new, third]
+        assert w.roles() == {old: "current"}
+        w.current().state.refused = ""
+        write(root, Traffic(current=old, history=before.history))
+        before.check()
+
+
+async def test_a_version_that_is_leaving_is_loaded_anew_when_it_is_ordered_again(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(canary(new, 100.0))
+        leaving = w.model(new)
+        leaving.requests += 1  # as while one is under way
+        await w.order(RollBack())
+        assert leaving.state.role == "retiring"
+        await w.order(canary(new, 100.0))
+        split = w.routing.split(NAME)
+        assert split is not None
+        assert split.canary not in {None, leaving}
+        leaving.requests -= 1
+        w.versions.tidy()
+        assert [model for model in w.routing.of(NAME) if model.version == new] == [split.canary]
+        assert (await w.answer()).version == new
 
 
 async def test_a_model_that_is_not_served_is_not_reconciled(root: Path) -> None:

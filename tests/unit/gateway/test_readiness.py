@@ -293,6 +293,7 @@ async def test_what_is_on_demand_is_not_kept_in_use_by_proofs(monkeypatch: pytes
     await world.settled()
     monkeypatch.setattr(readiness_module, "now_s", lambda: 1e6)
     world.readiness.tick()
+    await world.settled()
     assert world.flow.calls == 1
 
 

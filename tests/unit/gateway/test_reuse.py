@@ -265,8 +265,10 @@ async def test_kept_tensors_are_written_into_the_next_lease_s_slots(prepares: Pr
 
 async def test_kept_tensors_that_do_not_fit_the_slots_are_made_again(prepares: Prepares) -> None:
     small = Prepared(1, [Tensor("x", "UINT8", (1, 4), b"word"), Tensor("y", "UINT8", (1, 4), b"word")], b"", 0.5)
+    whole = Tensor("x", "UINT8", (1, 2048), b"x" * 2048)
+    two = Prepared(1, [whole, whole], b"", 0.5)
     single = Prepared(1, [Tensor("x", "UINT8", (1, 4), b"word")], b"", 0.5)
-    for number, kept in enumerate((small, single)):
+    for number, kept in enumerate((small, single, two)):
         key = bytes([number]) * 32
         prepares.reuse.keep_prepared(key, kept, prepares.leases.memory)
         with await prepares.lease(prepares.big) as lease:
