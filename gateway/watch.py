@@ -40,6 +40,7 @@ class Watch:
         self._seen: dict[str, tuple[Print | None, ...]] = {}
         self._task: asyncio.Task[None] | None = None
         self._reconciling: dict[str, asyncio.Task[None]] = {}
+        self._stepping: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Begin with what is on the disk now: canaries and standbys are loaded, too."""
@@ -47,7 +48,7 @@ class Watch:
 
     def close(self) -> None:
         """Look no more. Idempotent."""
-        for task in (self._task, *self._reconciling.values()):
+        for task in (self._task, *self._reconciling.values(), *self._stepping.values()):
             if task is not None:
                 task.cancel()
         self._task = None
@@ -69,28 +70,37 @@ class Watch:
         for name, found in prints.items():
             if found != self._seen.get(name) and name not in self._reconciling:
                 self._seen[name] = found
-                self._reconcile(name)
+                _begin(self._reconciling, name, self._control.reconcile)
         if self._leads:
             for name in self._control.names():
-                await self._step(name)
+                if name not in self._stepping and self._is_due(name):
+                    _begin(self._stepping, name, self._step)
 
-    def _reconcile(self, name: str) -> None:
-        """By a task of its own: a version that takes minutes to load must not keep others waiting."""
-        task = asyncio.get_running_loop().create_task(self._control.reconcile(name))
-        self._reconciling[name] = task
-        task.add_done_callback(lambda _done: self._reconciling.pop(name, None))
+    def _is_due(self, name: str) -> bool:
+        canary = self._control.traffic(name).canary
+        return canary is not None and canary.ramp is not None and time.time() >= canary.ramp.next_at_s
 
     async def _step(self, name: str) -> None:
-        now = time.time()
         try:
-            canary = self._control.traffic(name).canary
-            if canary is not None and canary.ramp is not None and now >= canary.ramp.next_at_s:
-                await self._order(name, NextStep(now), "ramp")
+            await self._order(name, NextStep(time.time()), "ramp")
         except HeadraceError as error:
             log.warning("a ramp's next step can't be taken", model=name, reason=error.text)
 
     def _prints(self, name: str) -> tuple[Print | None, ...]:
         return tuple(_print_of(self._root / name / file) for file in (TRAFFIC_FILE, CONFIG_FILE))
+
+
+def _begin(tasks: dict[str, asyncio.Task[None]], name: str, work: Callable[[str], Awaitable[None]]) -> None:
+    """By a task of its own: a version that takes minutes to load must not keep others waiting."""
+
+    async def noted() -> None:
+        try:
+            await work(name)
+        except Exception:  # a bug must not go unseen
+            log.exception("looking at a model failed", model=name)
+
+    task = tasks[name] = asyncio.get_running_loop().create_task(noted())
+    task.add_done_callback(lambda _done: tasks.pop(name, None))
 
 
 def _print_of(path: Path) -> Print | None:

@@ -51,10 +51,13 @@ def watch_of(root: Path, control: Control) -> Watch:
 
 
 async def looks(watch: Watch, times: int = 1) -> None:
-    """With what each look begins."""
+    """With what each look begins; the steps that are due are taken."""
     for _ in range(times):
         await watch.look()
         await asyncio.sleep(0)
+        if watch._stepping:
+            await asyncio.wait(watch._stepping.values(), timeout=LIMIT_S)
+            await asyncio.sleep(0)
 
 
 def touch(path: Path) -> None:
@@ -181,15 +184,52 @@ async def test_a_step_that_can_not_be_taken_is_tried_again(root: Path) -> None:
         watch.close()
 
 
-async def test_a_model_that_is_unloaded_while_another_one_s_step_is_taken_does_not_end_the_look(root: Path) -> None:
-    for name in ("one", "two"):
-        add(root, name.encode(), name)
+async def test_a_step_that_takes_long_keeps_no_other_model_waiting_and_is_taken_once(root: Path) -> None:
+    for content in (b"old", b"new"):
+        add(root, content, "one")
+    new = add(root, b"third", "one")
+    add(root, b"two", "two")
     async with world(root) as w:
-        watch = Watch(root, w.control, w.control.order, leads=True)
-        names = ["one", "gone", "two"]
-        w.control.names = lambda: names  # type: ignore[method-assign]  # one goes right after it was named
+        hold, given = asyncio.Event(), []
+
+        async def slow(name: str, order: Order, by: str) -> Traffic:
+            given.append(name)
+            await hold.wait()
+            return await w.control.order(name, order, by)
+
+        watch = Watch(root, w.control, slow, leads=True)
+        await w.order(ramp(new, 5.0, 50.0), name="one")
+        for _ in range(3):
+            await watch.look()
+            await asyncio.sleep(0)
+        (root / "two" / "model.yaml").write_text(MODEL_YAML + "batching: {max_rows: 2}\n")
         await watch.look()
+        await w.until("the other model's edit", lambda: w.current("two").max_rows == 2)
+        assert given == ["one"]
+        hold.set()
+        await looks(watch)
+        canary = w.control.traffic("one").canary
+        assert canary is not None
+        assert canary.percent == 50.0
         watch.close()
+
+
+async def test_a_bug_in_one_look_at_a_model_is_noted_and_the_next_change_is_looked_at(root: Path) -> None:
+    add(root, b"one", "one")
+    control = Control("one")
+    watch = watch_of(root, control)
+    looked = control.reconcile
+
+    async def buggy(name: str) -> None:
+        await looked(name)
+        raise KeyError("bug")
+
+    control.reconcile = buggy  # type: ignore[method-assign]  # each time
+    await looks(watch)
+    await asyncio.sleep(0)
+    touch(root / "one" / "traffic.json")
+    await looks(watch)
+    assert control.reconciled == ["one", "one"]
 
 
 async def test_it_begins_by_loading_canary_and_standby_and_goes_on_until_it_is_closed(
