@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from shared.errors import Code, HeadraceError
+from shared.errors import Code, HeadraceError, InternalFault
 
 T = TypeVar("T")
 
@@ -16,10 +16,13 @@ _OWN_REASON = {Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.OVERLOADED}
 
 
 class _Landed(NamedTuple, Generic[T]):
-    """What became of it: a result, or a failure that is everybody's."""
+    """What became of it: a result, or a failure that is everybody's.
+
+    Never the exception that was raised: its trace holds the frames that hold this, a cycle for every failure.
+    """
 
     result: T | None
-    error: Exception | None = None
+    error: HeadraceError | None = None
 
 
 class SingleFlight(Generic[T]):
@@ -41,7 +44,8 @@ class SingleFlight(Generic[T]):
 
         Cancelling a waiter concerns nobody else. When the one who computes is cancelled, or fails for a reason of its
         own (`_OWN_REASON`), the first who waits computes anew and the others wait for that one. All other failures
-        are shared: they are the input's or the server's.
+        are shared: they are the input's or the server's. A bug is raised for the one who met it, whose trace goes to
+        the log, and as InternalFault for the others.
         """
         while (leader := self._leading.get(key)) is not None:
             landed = await asyncio.shield(leader)
@@ -60,8 +64,10 @@ class SingleFlight(Generic[T]):
             landed = _Landed(result)
             return result
         except Exception as error:
-            if not (isinstance(error, HeadraceError) and error.code in _OWN_REASON):
-                landed = _Landed(None, error)
+            if not isinstance(error, HeadraceError):
+                landed = _Landed(None, InternalFault())
+            elif error.code not in _OWN_REASON:
+                landed = _Landed(None, _anew(error))
             raise
         finally:  # also when it was cancelled: nothing has landed then
             del self._leading[key]
@@ -69,9 +75,10 @@ class SingleFlight(Generic[T]):
 
 
 def _unpacked(landed: _Landed[T]) -> T:
-    error = landed.error
-    if error is None:
+    if landed.error is None:
         return cast("T", landed.result)
-    if isinstance(error, HeadraceError):  # one of its own for everybody: a trace grows wherever an exception is raised
-        raise type(error)(error.text, retry_after_ms=error.retry_after_ms)
-    raise error
+    raise _anew(landed.error)  # one of its own for everybody: a trace grows wherever an exception is raised
+
+
+def _anew(error: HeadraceError) -> HeadraceError:
+    return type(error)(error.text, retry_after_ms=error.retry_after_ms)

@@ -1,12 +1,14 @@
 """Identical requests: one is computed, and nobody's leaving hurts the others."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from gateway.single_flight import SingleFlight
-from shared.errors import DeadlineExceeded, HeadraceError, InvalidInput, Overloaded
+from shared.errors import DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, Overloaded
 
 LIMIT_S = 10.0
 
@@ -158,8 +160,43 @@ async def test_a_bug_is_everybodys_too() -> None:
     await turn()
     future.set_exception(ZeroDivisionError())
     ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(end) for end in ends] == [ZeroDivisionError] * 3
+    assert [type(end) for end in ends] == [ZeroDivisionError, InternalFault, InternalFault]
     assert len(work.begun) == 1
+
+
+class Bug(Exception):
+    """Of nobody's making."""
+
+
+@pytest.mark.parametrize("error", [InvalidInput, Bug])
+async def test_a_shared_failure_leaves_nothing_that_only_the_collector_finds(error: type[Exception]) -> None:
+    flight: SingleFlight[str] = SingleFlight()
+    raised: list[weakref.ref[Exception]] = []
+
+    async def fails() -> str:
+        await asyncio.sleep(0)
+        failure = error("no")
+        raised.append(weakref.ref(failure))
+        try:
+            raise failure
+        finally:
+            del failure  # the frame that raises may not be what keeps it
+
+    async def asks() -> None:
+        try:
+            await flight.run(b"k", fails)
+        except (HeadraceError, Bug) as caught:
+            raised.append(weakref.ref(caught))
+
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.gather(*(asks() for _ in range(3)))
+        await turn()
+        assert len(raised) == 4
+        assert [each() for each in raised] == [None] * 4
+    finally:
+        gc.enable()
 
 
 async def test_a_failure_that_nobody_waits_for_is_its_callers_alone() -> None:
