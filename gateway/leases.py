@@ -85,10 +85,11 @@ class Leases:
         self.memory = arena.memory
         self._inline_bytes = inline_bytes
         self._batches_ahead = batches_ahead
-        self._held_rows: dict[int, int] = {}
+        self._held_rows: dict[int, int] = {}  # of models that hold any: versions come and go
         self.nobody_comes: Callable[[], None] = lambda: None
         """Called when an item leaves before it was prepared: a batch need not wait for it any more."""
-        # Per model, since a full window holds up nobody else: by priority, then the earliest deadline first.
+        # Per model that somebody waits for, since a full window holds up nobody else: by priority, then the earliest
+        # deadline first.
         self._waiting: dict[int, Line[_Waiter]] = {}
         self._tickets = count()
 
@@ -115,22 +116,29 @@ class Leases:
 
     def released(self, lease: Lease) -> None:
         """A lease ended; called by the lease itself."""
-        self._held_rows[lease.model.number] -= lease.rows
+        self._give_back(lease.model.number, lease.rows)
         self.pump()
 
     def pump(self) -> None:
         """Serve those who wait, after anything came back (a lease, or a slot out of quarantine)."""
-        for waiting in self._waiting.values():
+        for number, waiting in list(self._waiting.items()):
             while (first := waiting.first()) is not None:
                 slots = self._try(first.model, first.rows, first.sizes)
                 if slots is None:
                     break
                 waiting.pop()
                 first.future.set_result(slots)
+            else:
+                del self._waiting[number]
 
     def waiting_items(self) -> int:
         """Items that hold no slot yet."""
         return sum(len(waiting) for waiting in self._waiting.values())
+
+    def _give_back(self, number: int, rows: int) -> None:
+        held = self._held_rows.pop(number) - rows
+        if held:
+            self._held_rows[number] = held
 
     def _try(self, model: ServedModel, rows: int, sizes: list[int]) -> list[Slot] | None:
         held = self._held_rows.get(model.number, 0)
@@ -161,7 +169,7 @@ class Leases:
             if future.done() and not future.cancelled():  # served and cancelled in the same turn
                 for slot in future.result():
                     slot.close()
-                self._held_rows[model.number] -= rows
+                self._give_back(model.number, rows)
             self.pump()  # there may be room for who stood behind it
             raise
 

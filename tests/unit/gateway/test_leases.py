@@ -192,3 +192,19 @@ async def test_nobody_stands_behind_one_that_has_left(arena: Arena) -> None:
         large.cancel()
         with pytest.raises(StopIteration):  # served without a turn of the loop
             leases.acquire(model, text(0)).send(None)
+
+
+async def test_versions_that_have_gone_leave_no_entry_behind(arena: Arena) -> None:
+    leases = leases_of(arena, batches_ahead=1)
+    for number in range(1, 20):
+        model = served(number, max_rows=1)
+        with await leases.acquire(model, text(0)):
+            served_later, leaves = (asyncio.ensure_future(leases.acquire(model, text(0))) for _ in range(2))
+            await asyncio.sleep(0)
+            leaves.cancel()
+        (await served_later).__exit__(None, None, None)
+        too_late = asyncio.ensure_future(leases.acquire(model, text(0)))
+        await asyncio.sleep(0)
+        with await too_late:
+            pass
+    assert (leases._held_rows, leases._waiting) == ({}, {})
