@@ -201,7 +201,7 @@ class _Reader:
                 outside = True
                 locations += self._location(field.data, depth + 1)
             elif field.number == 14 and field.kind == VARINT:
-                outside |= field.value == _EXTERNAL
+                outside |= field.value & 0xFFFF_FFFF == _EXTERNAL  # protobuf keeps so much of an enumeration
         if outside and not locations:
             raise RepositoryError(f"{self._told}: weight {name[:100]!a} lies in another file, but no file is named")
         for location in locations:

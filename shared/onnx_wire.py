@@ -3,6 +3,10 @@
 An ONNX file may be larger than memory, and comes from anywhere. So its few facts that matter are read from the mapped
 file with code that is bounded in fields and in depth, rather than with a library that parses all of it. No weight is
 read. Used by `shared.onnx_check` alone.
+
+What readers could take for different things is refused, or a file would show one thing here and another one to the
+runtime: protobuf's own reader drops all but 32 bits of a field's number, this one would not know the field. So every
+number must be written the one way that writers write it: in as few bytes as it takes, field numbers within 29 bits.
 """
 
 from collections.abc import Iterator
@@ -17,6 +21,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED = {FIXED64: 8, FIXED32: 4}
 _MAX_VARINT_BYTES = 10
 """64 bits, 7 in each byte."""
+_FIRST_KEY, _KEYS_END = 1 << 3, 1 << 32
+"""A key is a field number of 1 to 2^29 - 1 above three bits of wire type."""
 
 
 class Malformed(Exception):
@@ -51,6 +57,8 @@ class Walk:
             if self._left < 0:
                 raise Malformed(f"it has more than {MAX_FIELDS} fields")
             key, place = _varint(message, place)
+            if not _FIRST_KEY <= key < _KEYS_END:
+                raise Malformed("it has a field whose number no protobuf message may have")
             kind = key & 7
             value, data = 0, message[:0]
             if kind == VARINT:
@@ -75,11 +83,16 @@ def text(data: memoryview, limit: int = 1000) -> str:
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """A number in as few bytes as it takes, and the place behind it."""
     value = shift = 0
     for byte in message[place : place + _MAX_VARINT_BYTES]:
         place += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, place
+            if not byte and shift:
+                raise Malformed("it writes a number in more bytes than it takes")
+            if value >= 1 << 64:
+                break
+            return value, place
         shift += 7
     raise Malformed("it ends too early, or holds a number of more than 64 bits")

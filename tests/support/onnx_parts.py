@@ -129,6 +129,53 @@ PLACES: dict[str, Callable[[str | None], onnx.ModelProto]] = {
 """Every place of an ONNX file in which a weight can stand → a model whose weight there lies in another file."""
 
 
+def varint(value: int) -> bytes:
+    """As protobuf writes it: in as few bytes as it takes."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def overlong(key: int) -> bytes:
+    """The key of a field with bits that protobuf's C++ reader drops: a field like any other to a runtime."""
+    return varint(key | 1 << 32)
+
+
+def padded(key: int) -> bytes:
+    """The key of a field in one byte more than it takes."""
+    plain = varint(key)
+    return bytes([*plain[:-1], plain[-1] | 0x80, 0])
+
+
+def respelt(content: bytes, kind: Any, fields: set[str], spell: Callable[[int], bytes]) -> bytes:  # noqa: ANN401 - a descriptor
+    """A message of this kind with the keys of `fields` (`TensorProto.external_data`) spelt otherwise, at any depth."""
+    out, place = b"", 0
+    while place < len(content):
+        key, begin = _number(content, place)
+        part = kind.fields_by_number[key >> 3]
+        value, place = _number(content, begin) if key & 7 in (0, 2) else (0, begin + {1: 8, 5: 4}[key & 7])
+        body = content[begin:place]
+        if key & 7 == 2:
+            body = content[place : place + value]
+            place += value
+            inner = part.message_type
+            body = body if inner is None else respelt(body, inner, fields, spell)
+            body = varint(len(body)) + body
+        out += (spell if f"{kind.name}.{part.name}" in fields else varint)(key) + body
+    return out
+
+
+def _number(content: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = content[place]
+        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
+        if byte < 0x80:
+            return value, place
+
+
 def written(folder: Path, found: onnx.ModelProto, name: str = "m.onnx") -> Path:
     """The file, in a folder that is made."""
     folder.mkdir(parents=True, exist_ok=True)

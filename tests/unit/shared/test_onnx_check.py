@@ -11,7 +11,19 @@ from onnx import TensorProto, helper, numpy_helper
 from shared import onnx_wire
 from shared.model_config import RepositoryError
 from shared.onnx_check import OnnxTensor, check, read
-from tests.support.onnx_parts import CANARY, PLACES, WEIGHT, model, outside, value, written
+from tests.support.onnx_parts import (
+    CANARY,
+    PLACES,
+    WEIGHT,
+    model,
+    outside,
+    overlong,
+    padded,
+    respelt,
+    value,
+    varint,
+    written,
+)
 
 Damage = Callable[[Path], str]
 """Given a folder with a canary file above it: what a bad model calls that file."""
@@ -136,6 +148,56 @@ def test_a_second_location_and_a_second_graph_are_seen_too(tmp_path: Path) -> No
     assert "only the plain name" in refused(tmp_path / "m.onnx")
 
 
+WAYS = {
+    "initialiser": "ModelProto.graph GraphProto.initializer",
+    "values of a sparse one": "GraphProto.sparse_initializer SparseTensorProto.values",
+    "indices of a sparse one": "SparseTensorProto.indices",
+    "attribute of a node": "GraphProto.node NodeProto.attribute AttributeProto.t",
+    "list in an attribute": "AttributeProto.tensors",
+    "sparse attribute": "AttributeProto.sparse_tensor",
+    "graph inside a node": "AttributeProto.g",
+    "function": "ModelProto.functions FunctionProto.node",
+    "training graph": "ModelProto.training_info TrainingInfoProto.initialization",
+}
+"""Place → the fields that lead there, those named before left out."""
+HIDDEN = [(place, field) for place, fields in WAYS.items() for field in fields.split()] + [
+    ("initialiser", f"TensorProto.{name}") for name in ("external_data", "data_location")
+]
+
+
+@pytest.mark.parametrize("spell", [overlong, padded])
+@pytest.mark.parametrize(("place", "field"), HIDDEN)
+def test_no_field_can_be_hidden_by_spelling_its_number_otherwise(
+    tmp_path: Path, place: str, field: str, spell: Callable[[int], bytes]
+) -> None:
+    plain = PLACES[place]("data.bin").SerializeToString()
+    spelt = respelt(plain, onnx.ModelProto.DESCRIPTOR, {field}, spell)
+    assert spelt != plain
+    assert respelt(plain, onnx.ModelProto.DESCRIPTOR, {field}, varint) == plain
+    (tmp_path / "data.bin").write_bytes(WEIGHT.tobytes())
+    (tmp_path / "m.onnx").write_bytes(spelt)
+    assert "is no ONNX file: it " in refused(tmp_path / "m.onnx", "data.bin")
+
+
+def test_nor_can_the_words_that_say_where_or_a_node_of_compiled_code(tmp_path: Path) -> None:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context="../x.so")
+    for found, field in (
+        (PLACES["initialiser"]("../canary"), "StringStringEntryProto.key"),
+        (PLACES["initialiser"]("../canary"), "StringStringEntryProto.value"),
+        (model([node]), "NodeProto.op_type"),
+    ):
+        content = respelt(found.SerializeToString(), onnx.ModelProto.DESCRIPTOR, {field}, overlong)
+        (tmp_path / "m.onnx").write_bytes(content)
+        assert "a field whose number no protobuf message may have" in refused(tmp_path / "m.onnx")
+
+
+def test_a_place_in_another_file_counts_with_bits_that_protobuf_drops(tmp_path: Path) -> None:
+    tensor = varint(8 << 3 | 2) + b"\x01w" + varint(14 << 3) + varint(1 << 32 | 1)
+    graph = varint(5 << 3 | 2) + varint(len(tensor)) + tensor
+    (tmp_path / "m.onnx").write_bytes(varint(7 << 3 | 2) + varint(len(graph)) + graph)
+    assert "no file is named" in refused(tmp_path / "m.onnx")
+
+
 def test_compiled_code_in_a_node_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context="../x.so")
     assert "holds a node EPContext" in refused(written(tmp_path, model([node])))
@@ -150,6 +212,11 @@ def test_what_is_no_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
         (b"\x08\x09", "it holds no graph"),
         (b"\x3a\xff\xff\xff\xff\x0f", "it ends too early"),
         (b"\x3a" + b"\xff" * 11, "a number of more than 64 bits"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "a number of more than 64 bits"),
+        (b"\x08\x89\x00", "in more bytes than it takes"),
+        (b"\x3a\x80\x00", "in more bytes than it takes"),
+        (b"\x02\x00", "a field whose number no protobuf message may have"),
+        (b"\xba\x80\x80\x80\x10\x00", "a field whose number no protobuf message may have"),
         (b"\x3b\x00", "wire type 3"),
     ):
         path.write_bytes(content)
@@ -173,8 +240,8 @@ def test_graphs_inside_graphs_end_somewhere(tmp_path: Path) -> None:
     graph = b""
     for _ in range(200):  # attribute.g of a node of a graph, again and again
         for tag in (0x32, 0x2A, 0x0A):
-            graph = bytes([tag]) + _length(graph) + graph
-    (tmp_path / "m.onnx").write_bytes(b"\x3a" + _length(graph) + graph)
+            graph = bytes([tag]) + varint(len(graph)) + graph
+    (tmp_path / "m.onnx").write_bytes(b"\x3a" + varint(len(graph)) + graph)
     assert "nested more than 64 deep" in refused(tmp_path / "m.onnx")
 
 
@@ -208,12 +275,3 @@ def _locations(content: bytes) -> list[str]:
         return []
     entries = [entry for tensor in found.graph.initializer for entry in tensor.external_data]
     return [entry.value for entry in entries if entry.key == "location"]
-
-
-def _length(data: bytes) -> bytes:
-    """A varint."""
-    size, out = len(data), bytearray()
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*out, size])

@@ -16,7 +16,18 @@ from shared.settings import BatchingSettings, Settings
 from shared.tensors import Array
 from tests.support.fake_streams import FakeDevice, FakeStreams
 from tests.support.memory import proportional_bytes
-from tests.support.onnx_parts import CANARY, ONNX_YAML, PLACES, WEIGHT, WIDTH, model, outside, value
+from tests.support.onnx_parts import (
+    CANARY,
+    ONNX_YAML,
+    PLACES,
+    WEIGHT,
+    WIDTH,
+    model,
+    outside,
+    overlong,
+    respelt,
+    value,
+)
 from tests.support.worker_parts import toy_model
 from workers.backends import torch_device
 from workers.backends.base import OutOfMemory
@@ -276,6 +287,16 @@ def test_no_file_outside_is_ever_read(
     said = capfd.readouterr()
     assert "CANARY" not in caught.value.text + said.out + said.err + str(caught.value.__dict__)
     assert "is a link or no plain file" in caught.value.text or "only the plain name" in caught.value.text
+
+
+def test_weights_in_a_hidden_place_are_not_read(tmp_path: Path) -> None:
+    """onnxruntime knows a field by the low 32 bits of its key, and would read a file by it that no hash covers."""
+    plain = model(weights=[outside(META_FILE)]).SerializeToString()
+    fields = {"TensorProto.external_data", "TensorProto.data_location"}
+    hidden = respelt(plain, onnx.ModelProto.DESCRIPTOR, fields, overlong)
+    folder = smuggled(tmp_path, {"m.onnx": hidden})
+    with pytest.raises(StartupError, match="is no ONNX file: it has a field whose number no protobuf message may have"):
+        loader(tmp_path).load(Key("toy", folder.name))
 
 
 # ------------------------------------------------------------------ memory
