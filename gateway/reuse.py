@@ -66,7 +66,12 @@ class Reuse:
             led = True
             return await compute(), request.times.nonfinite_rows
 
-        results, nonfinite_rows = await self._flight.run(key, lead)
+        try:
+            results, nonfinite_rows = await self._flight.run(key, lead)
+        except Exception:
+            if not led:  # what failed once must not count once for everybody who asked
+                request.times.reused = "shared"
+            raise
         if not led:
             request.times.reused, request.times.nonfinite_rows = "shared", nonfinite_rows
         return list(results)

@@ -12,7 +12,7 @@ from gateway.reuse import Reuse
 from gateway.served import ServedModel, Terms
 from shared.arena import Arena
 from shared.clock import FOREVER_S, now_s
-from shared.errors import InternalFault, InvalidInput, NonfiniteOutput
+from shared.errors import DeadlineExceeded, InternalFault, InvalidInput, NonfiniteOutput
 from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
 from shared.results import Text
@@ -20,7 +20,7 @@ from shared.settings_base import CacheSettings
 from shared.tensors import SlotRef, Tensor
 from shared.traffic import Canary
 from tests.support.gateway_parts import served
-from tests.support.lives_parts import NAME, add, not_finite, world
+from tests.support.lives_parts import NAME, add, given_up, not_finite, world
 
 ON: dict[str, Any] = {"results_budget_bytes": 1 << 20, "single_flight": True}
 
@@ -158,6 +158,36 @@ async def test_one_who_leaves_takes_nobody_with_it(root: Path) -> None:
         assert len([await each for each in asked[1:]]) == 2
 
 
+async def test_a_failure_that_is_shared_counts_once_against_a_canary_and_as_refused_for_nobody(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root, cache={"single_flight": True}) as w:
+        await w.order(StartCanary(Canary(version=new, percent=100.0)))
+        w.router.answers = lambda batch: given_up(batch, "internal", "it raised")
+        asked = [asyncio.create_task(w.answer()) for _ in range(60)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {InternalFault}
+        assert w.lives.reuse.joined() == 59
+        _, canary = w.control.figures(NAME)
+        assert (canary.requests, canary.errors) == (1, 1)
+        assert w.roles()[new] == "canary"
+        assert not [labels for labels, _ in w.metrics.drops.rows() if "admission" in labels]
+
+
+async def test_who_waits_for_another_one_too_long_has_shared_nothing(root: Path) -> None:
+    add(root, b"old")
+    async with world(root, cache={"single_flight": True}) as w:
+        w.router.holds_batches = True
+        leader = asyncio.create_task(w.answer())
+        await w.until("the batch", lambda: w.router.held_batches)
+        late = w.request()
+        late.deadline_s = now_s() + 0.01
+        with pytest.raises(DeadlineExceeded):
+            await w.flow.answer(late)
+        assert late.times.reused == ""
+        w.router.run()
+        await leader
+
+
 async def test_answers_that_hold_nan_are_not_kept_and_those_who_share_them_are_told(root: Path) -> None:
     add(root, b"old")
     async with world(root, cache=ON) as w:
@@ -186,8 +216,10 @@ async def test_failures_are_shared_and_not_kept(error: Exception) -> None:
         await asyncio.sleep(0)
         raise error
 
-    outcomes = await asyncio.gather(*(reuse.run(key, request(), compute) for _ in range(3)), return_exceptions=True)
+    asked = [request() for _ in range(3)]
+    outcomes = await asyncio.gather(*(reuse.run(key, each, compute) for each in asked), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(error)] * 3
+    assert [each.times.reused for each in asked] == ["", "shared", "shared"], "it happened once"
     assert len(calls) == 1
     assert reuse.found(key, request()) is None
 
