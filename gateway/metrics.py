@@ -154,10 +154,16 @@ class Metrics:
         of_model.batch_rows.observe(batch.rows)
         of_model.rows.inc(done.rows_run)
         if not is_own(batch.items[0].priority):  # statistics are of what callers asked for
-            self.statistics.of(model.name, model.version).ran(batch.rows, done.copy_s, done.run_s)
+            self._ran(model, batch.rows, done)
             self.drops.computed(model.name, nobody)
         if done.rows_rescued:
             of_model.rescued.inc(done.rows_rescued)
+
+    def _ran(self, model: "ServedModel", rows: int, done: BatchDone) -> None:
+        """Not for a version that has gone, whose callers have all left before: its entry would stay for ever."""
+        name, version = model.name, model.version
+        if model.state.phase != "unloaded" or self.statistics.has(name, version):
+            self.statistics.of(name, version).ran(rows, done.copy_s, done.run_s)
 
     def _rows_for_nobody(self) -> Rows:
         return [((name,), self.drops.rows_for_nobody.get(name, 0)) for name in self._models]
@@ -285,7 +291,7 @@ class MeasuredRequest:
         if self.terms is not None:
             if outcome in _LEFT:  # what was computed after that is counted with its batch
                 drops.computed(name, self.terms.computed_rows)
-        elif self.pieces:  # well formed, and refused at the door
+        elif self.pieces and not self.reused:  # well formed, and refused at the door
             items = sum(len(items) for items in self.pieces if isinstance(items, list))
             drops.add(name, Point.ADMISSION, outcome, priority, items)
         elif outcome is Code.NOT_READY:  # before anybody looked how many pieces its inputs are

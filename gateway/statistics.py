@@ -96,6 +96,10 @@ class Statistics:
             found = self._versions[name, version] = ModelStatistics()
         return found
 
+    def has(self, name: str, version: str) -> bool:
+        """Whether anything was counted for this version since it came."""
+        return (name, version) in self._versions
+
     def forget(self, name: str, version: str) -> None:
         """The version is served no more."""
         self._versions.pop((name, version), None)

@@ -108,6 +108,7 @@ async def test_a_rollback_under_load_loses_no_request_and_needs_no_load(root: Pa
         async def caller(name: int) -> None:
             for each in itertools.count():
                 answered.append((await w.answer(routing_key=f"{name}-{each}")).version)
+                await asyncio.sleep(0.001)  # a loop that never waits leaves no turn to the thread that reads the disk
                 if stop.is_set():
                     return
 
@@ -136,3 +137,21 @@ async def test_a_version_that_goes_is_forgotten_by_whoever_kept_something_of_it(
         assert len(w.metrics._versions) <= 1
         assert len(w.workers._models) == 1
         assert len(w.readiness._pipelines_open) == 1
+
+
+async def test_a_batch_that_comes_back_after_its_callers_and_its_version_have_gone_leaves_nothing(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=100.0)))
+        w.router.holds_batches = True
+        caller = asyncio.create_task(w.answer())
+        await w.until("the batch", lambda: w.router.held_batches)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        await w.order(RollBack())
+        w.versions.tidy()
+        assert w.roles() == {old: "current"}
+        assert not w.metrics.statistics.has(NAME, new)
+        w.router.run()
+        assert not w.metrics.statistics.has(NAME, new)
+        assert w.metrics.drops.rows_for_nobody[NAME] == 1
