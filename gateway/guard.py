@@ -176,6 +176,11 @@ class Guard:
                 return self._told(name, measure, found, log_needed)
         return None
 
+    @property
+    def has_evidence(self) -> bool:
+        """Whether the canary has answered enough in this stretch for its figures to mean something."""
+        return not self._settings.enabled or self._canary.recent >= self._settings.min_samples
+
     def figures(self) -> list[VersionFigures]:
         """Since the canary started: the current version's, and the canary's."""
         for side in (self._current, self._canary):

@@ -8,7 +8,7 @@ from gateway.batcher import Batch, QueueKey
 from gateway.figures import VersionFigures
 from gateway.guard import Guard, Pair
 from gateway.metrics import MeasuredRequest
-from gateway.orders import Order, RollBack
+from gateway.orders import GUARD, Order, RollBack
 from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY
 from gateway.served import ServedModel
 from gateway.split import Split
@@ -20,8 +20,6 @@ from shared.traffic import Traffic
 
 log = get_logger()
 
-BY = "guard"
-"""Who changed the traffic, in its history."""
 AGAIN_S = 5.0
 """After an order that failed, the canary's next bad answer after so long orders it again."""
 
@@ -67,6 +65,14 @@ class Judge:
             return
         pair = Pair(split.current.version, canary.version, split.shadow)
         self._watched[name] = _Watched(split, Guard(self._settings, self._gateways, pair))
+
+    def has_evidence(self, name: str) -> bool:
+        """Whether a model's canary may have more callers: it has been judged with those that it has.
+
+        True when the guard is switched off, or there is no canary. For a shadow its copies count.
+        """
+        watched = self._watched.get(name)
+        return watched is None or watched.guard.has_evidence
 
     def figures(self, name: str) -> list[VersionFigures]:
         """Of the present canary and the current version, else of the last one; empty when there was none."""
@@ -120,12 +126,12 @@ class Judge:
 
     async def _roll_back(self, name: str, order: RollBack) -> None:
         try:
-            await self.order(name, order, BY)
+            await self.order(name, order, GUARD)
         except HeadraceError as error:
-            log.error("the rollback failed", model=name, version=order.version, reason=error.text)  # noqa: TRY400 - foreseen
+            log.error("the rollback failed", model=name, version=order.ends, reason=error.text)  # noqa: TRY400 - foreseen
             await asyncio.sleep(AGAIN_S)
         except Exception:  # a bug must not be met again by each answer
-            log.exception("the rollback failed", model=name, version=order.version)
+            log.exception("the rollback failed", model=name, version=order.ends)
             await asyncio.sleep(AGAIN_S)
         finally:
             del self._ordered[name]

@@ -128,7 +128,7 @@ async def test_a_bad_canary_is_rolled_back_by_one_order_that_names_it() -> None:
     await asyncio.sleep(0)
     ((name, order, by),) = court.orders.given
     assert isinstance(order, RollBack)
-    assert (name, by, order.version) == (NAME, "guard", court.new.version)
+    assert (name, by, order.ends) == (NAME, "guard", court.new.version)
     assert order.reason.startswith("error rate 100 % of ")
     assert order.figures["measure"] == "error rate"
     court.orders.hold.set()
@@ -282,3 +282,22 @@ async def test_switched_off_it_only_counts() -> None:
     court.fail(court.new, 100)
     await asyncio.sleep(0)
     assert (court.orders.given, court.requests()[court.new.version]) == ([], 100)
+
+
+async def test_there_is_evidence_after_enough_answers_with_each_share() -> None:
+    court = Court(min_samples=20)
+    assert court.judge.has_evidence(NAME), "nothing is to be judged"
+    court.point(5.0)
+    court.fail(court.old, 100, None)
+    court.fail(court.new, 19, None)
+    court.fail(court.new, 5, Code.INVALID_INPUT)
+    assert not court.judge.has_evidence(NAME)
+    court.fail(court.new, 1, None)
+    assert court.judge.has_evidence(NAME)
+    court.point(25.0)
+    assert not court.judge.has_evidence(NAME), "as many again with this share"
+    court.fail(court.new, 20, None)
+    assert court.judge.has_evidence(NAME)
+    off = Court(enabled=False)
+    off.point()
+    assert off.judge.has_evidence(NAME)
