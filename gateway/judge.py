@@ -9,7 +9,7 @@ from gateway.figures import VersionFigures
 from gateway.guard import Guard, Pair
 from gateway.metrics import MeasuredRequest
 from gateway.orders import GUARD, Order, RollBack
-from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY
+from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY, StageTimes
 from gateway.served import ServedModel
 from gateway.split import Split
 from shared.errors import Code, HeadraceError
@@ -80,18 +80,27 @@ class Judge:
         return watched.guard.figures() if watched is not None else self._ended.get(name, [])
 
     def answered(self, measured: MeasuredRequest, outcome: Code | None, seconds: float) -> None:
-        """A caller's request has ended; one that was not computed for itself says nothing about the version."""
-        model = measured.model
-        if model is None or not self._watched or measured.reused:
-            return
-        self.saw(model, outcome, seconds, admitted=measured.terms is not None, nonfinite=measured.nonfinite_rows)
+        """A caller's request has ended.
 
-    def saw(self, model: ServedModel, outcome: Code | None, seconds: float, *, admitted: bool, nonfinite: int) -> None:
+        One that was not computed for itself says nothing about the version; one that chose its version is none of the
+        traffic that is divided, and might be sent to end a canary.
+        """
+        model = measured.model
+        if model is None or not self._watched or measured.reused or measured.named_version:
+            return
+        self.saw(model, outcome, seconds, measured.times, admitted=measured.terms is not None)
+
+    def saw(
+        self, model: ServedModel, outcome: Code | None, seconds: float, times: StageTimes, *, admitted: bool = True
+    ) -> None:
         """A request, or a copy of one, was answered by a version or failed."""
         watched = self._watched.get(model.name)
         if watched is None:
             return
-        watched.guard.observed(model.version, outcome, seconds, admitted=admitted, nonfinite_rows=nonfinite)
+        guard, version = watched.guard, model.version
+        guard.observed(version, outcome, seconds, admitted=admitted, nonfinite_rows=times.nonfinite_rows)
+        if times.ended_workers:
+            guard.ended_workers(version, times.ended_workers)
         self._conclude(model.name, watched)
 
     def ran(self, model: ServedModel, batch: Batch, done: BatchDone) -> None:

@@ -30,8 +30,12 @@ class RollBack(msgspec.Struct, frozen=True, tag="rollback"):
 
     reason: str = ""
     figures: dict[str, Any] = {}
-    version: str = ""
-    """Only when this is the canary (the guard's verdict must not end another one); empty: whatever there is."""
+    ends: str = ""
+    """The version that is to end: the canary, or without one the current version. Empty, in orders of old: either."""
+
+
+class DropStandby(msgspec.Struct, frozen=True, tag="drop_standby"):
+    """Give up the version to go back to."""
 
 
 class NextStep(msgspec.Struct, frozen=True, tag="step"):
@@ -41,7 +45,10 @@ class NextStep(msgspec.Struct, frozen=True, tag="step"):
     """Seconds since 1970."""
 
 
-Order: TypeAlias = Switch | StartCanary | Promote | RollBack | NextStep
+GUARD = "guard"
+"""By whom the guard orders: its verdict is about one canary, and means nothing once that one has ended."""
+
+Order: TypeAlias = Switch | StartCanary | Promote | RollBack | DropStandby | NextStep
 
 
 def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
@@ -56,10 +63,17 @@ def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
             return traffic.promote(before, why)
         case NextStep(now_s=now_s):
             return traffic.next_step(before, now_s, why)
+        case DropStandby():
+            return traffic.drop_standby(before, why)
+    return _rolled_back(before, order, Why(at, by, order.reason, order.figures))
+
+
+def _rolled_back(before: Traffic, order: RollBack, why: Why) -> Traffic:
+    """Whoever is no guard is told when nothing is there that the order could end."""
     running = before.canary
-    if order.version and (running is None or running.version != order.version):
+    if why.by == GUARD and (running is None or running.version != order.ends):
         return before
-    return traffic.roll_back(before, Why(at, by, order.reason, order.figures))
+    return traffic.roll_back(before, why, order.ends)
 
 
 def role_of(traffic: Traffic, version: str) -> Role:

@@ -132,9 +132,17 @@ class AdminClient:
         """The canary becomes current. Raises HeadraceError."""
         return self._order(name, promote=pb.Promote())
 
-    def roll_back(self, name: str, reason: str = "") -> Traffic:
-        """End the canary, or go back to the version before. Raises HeadraceError."""
-        return self._order(name, rollback=pb.RollBack(reason=reason))
+    def roll_back(self, name: str, reason: str = "", ends: str = "") -> Traffic:
+        """End the canary, or go back to the version before. Raises HeadraceError.
+
+        `ends`: the version that is to end, whole; Conflict when something else is in force by now. Empty: what is in
+        force as this looks, so that the call must not be repeated blindly.
+        """
+        return self._order(name, rollback=pb.RollBack(reason=reason, ends=ends or self.traffic(name).traffic.ending))
+
+    def drop_standby(self, name: str) -> Traffic:
+        """Give up the version to go back to. Raises HeadraceError."""
+        return self._order(name, drop_standby=pb.DropStandby())
 
     def load(self, name: str) -> list[results.VersionState]:
         """Serve a model as its files say now. Raises HeadraceError."""

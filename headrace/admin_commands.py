@@ -46,7 +46,13 @@ def traffic(  # noqa: PLR0913 - one parameter per option
     ] = "",
     promote: Annotated[bool, typer.Option("--promote", help="The canary becomes current.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="End the canary; without one, go one back.")] = False,
+    ends: Annotated[
+        str, typer.Option(metavar="HASH", help="With --rollback: end this one or none; default what is in force.")
+    ] = "",
     reason: Annotated[str, typer.Option(help="For the history, with --rollback.")] = "",
+    drop_standby: Annotated[
+        bool, typer.Option("--drop-standby", help="Give up the version to go back to, which frees its memory.")
+    ] = False,
     to: Annotated[str, typer.Option(metavar="HASH", help="All callers to this version at once.")] = "",
     watch: Annotated[bool, typer.Option("--watch", help="Show it again each second, until Ctrl-C.")] = False,
     config: ConfigOption = None,
@@ -80,6 +86,8 @@ def traffic(  # noqa: PLR0913 - one parameter per option
         by=by,
         promote=promote,
         rollback=rollback,
+        ends=ends,
+        drop_standby=drop_standby,
         reason=reason,
         to=to,
     )

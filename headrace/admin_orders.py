@@ -50,7 +50,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
     promote: bool = False
     rollback: bool = False
+    ends: str = ""
     reason: str = ""
+    drop_standby: bool = False
     to: str = ""
 
 
@@ -66,8 +68,11 @@ class Orders(Protocol):
     def promote(self, name: str) -> Traffic:
         """The canary becomes current."""
 
-    def roll_back(self, name: str, reason: str = "") -> Traffic:
-        """End the canary, or go back."""
+    def roll_back(self, name: str, reason: str = "", ends: str = "") -> Traffic:
+        """End the canary, or go back; `ends`: the version that is to end."""
+
+    def drop_standby(self, name: str) -> Traffic:
+        """Give up the version to go back to."""
 
     def traffic(self, name: str) -> TrafficNow:
         """As it is."""
@@ -96,9 +101,13 @@ class OnDisk:
         """Raises Conflict, UnknownModel, RepositoryError."""
         return self._changed(name, lambda before: transitions.promote(before, self._why()))
 
-    def roll_back(self, name: str, reason: str = "") -> Traffic:
+    def roll_back(self, name: str, reason: str = "", ends: str = "") -> Traffic:
         """Raises Conflict, UnknownModel, RepositoryError."""
-        return self._changed(name, lambda before: transitions.roll_back(before, self._why(reason)))
+        return self._changed(name, lambda before: transitions.roll_back(before, self._why(reason), ends))
+
+    def drop_standby(self, name: str) -> Traffic:
+        """Raises UnknownModel, RepositoryError."""
+        return self._changed(name, lambda before: transitions.drop_standby(before, self._why()))
 
     def traffic(self, name: str) -> TrafficNow:
         """Without figures. Raises UnknownModel, UnknownVersion, RepositoryError."""
@@ -171,8 +180,11 @@ def carried_out(wanted: Wanted, name: str, at: Reached) -> Traffic:
         return at.orders.switch(name, matched(wanted.to, at.versions, name))
     if wanted.promote:
         return at.orders.promote(name)
+    if wanted.drop_standby:
+        return at.orders.drop_standby(name)
     if wanted.rollback:
-        return at.orders.roll_back(name, wanted.reason)
+        ends = matched(wanted.ends, at.versions, name) if wanted.ends else at.orders.traffic(name).traffic.ending
+        return at.orders.roll_back(name, wanted.reason, ends)
     version = matched(wanted.canary or wanted.shadow, at.versions, name)
     return at.orders.canary(name, planned(wanted, version))
 
@@ -184,6 +196,7 @@ def changes_something(wanted: Wanted) -> bool:
         "--shadow": wanted.shadow,
         "--promote": wanted.promote,
         "--rollback": wanted.rollback,
+        "--drop-standby": wanted.drop_standby,
         "--to": wanted.to,
     }
     orders = [option for option, value in given.items() if value]
@@ -193,8 +206,9 @@ def changes_something(wanted: Wanted) -> bool:
     for option, value in (("--percent", wanted.percent), ("--every", wanted.every), ("--by", wanted.by)):
         if value and not starts:
             raise _wrong(f"{option} goes with --canary or --shadow")
-    if wanted.reason and not wanted.rollback:
-        raise _wrong("--reason goes with --rollback")
+    for option, value in (("--reason", wanted.reason), ("--ends", wanted.ends)):
+        if value and not wanted.rollback:
+            raise _wrong(f"{option} goes with --rollback")
     if starts:
         planned(wanted, "")
     return bool(orders)

@@ -54,7 +54,7 @@ def roles(traffic: Traffic) -> list[tuple[str, str, float]]:
     found = [(traffic.current, "current", 100 - taken)]
     if canary is not None:
         found.append((canary.version, "shadow" if canary.shadow else "canary", canary.percent))
-    if traffic.standby:
+    if traffic.standby and traffic.standby not in {version for version, *_ in found}:
         found.append((traffic.standby, "standby", 0.0))
     return found
 
@@ -95,7 +95,7 @@ def done_text(name: str, after: Traffic) -> str:
     if after.canary is not None:
         return f"{name}: {canary_text(after.canary)}"
     back = f"; {after.standby} stays loaded" if after.standby else ""
-    told = "rolled back: " if action == "rollback" else ""
+    told = {"rollback": "rolled back: ", "drop_standby": "nothing to go back to: "}.get(action, "")
     return f"{name}: {told}{after.current} answers all callers{back}"
 
 

@@ -121,7 +121,7 @@ def _print_traffic(console: Console, traffic: Traffic) -> None:
     if canary is not None:
         told = f"copies of {canary.percent:g} %" if canary.shadow else f"{canary.percent:g} %"
         table.add_row(role_text(role_of(traffic, canary.version)), literal(canary.version), f"{told} by {canary.by}")
-    if traffic.standby:
+    if role_of(traffic, traffic.standby) == "standby":
         table.add_row(role_text("standby"), literal(traffic.standby), "")
     console.print(table)
 

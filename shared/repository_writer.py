@@ -31,7 +31,7 @@ _WAY_OUT = {
     "current": "give its traffic to another one first (`headrace traffic {} --to HASH`)",
     "canary": "end it first (`headrace traffic {} --rollback`)",
     "shadow": "end it first (`headrace traffic {} --rollback`)",
-    "standby": "it is there to go back to, and free after the next switch",
+    "standby": "it is there to go back to: give that up first (`headrace traffic {} --drop-standby`)",
 }
 
 
@@ -112,7 +112,7 @@ def role_of(traffic: Traffic, version: str) -> str:
         return "shadow" if canary.shadow else "canary"
     if version == traffic.current or not traffic.current:
         return "current"
-    return "standby" if version == traffic.standby else ""
+    return "standby" if version and version == traffic.standby else ""
 
 
 def set_current(root: Path, name: str, version: str, *, by: str = "") -> Traffic:

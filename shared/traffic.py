@@ -13,7 +13,7 @@ from shared.errors import Conflict, InvalidOption
 
 By: TypeAlias = Literal["routing_key", "request_id"]
 """What of a request decides which version it goes to; a request without a routing key goes by its id."""
-Action: TypeAlias = Literal["switch", "canary", "shadow", "share", "ramp", "promote", "rollback"]
+Action: TypeAlias = Literal["switch", "canary", "shadow", "share", "ramp", "promote", "rollback", "drop_standby"]
 
 MAX_HISTORY = 1000
 """Changes kept; older ones are dropped so that the file stays readable."""
@@ -49,6 +49,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     current: str
     standby: str = ""
+    """Also while it is the canary: when that ends, it is there to go back to, as before."""
     canary: Canary | None = None
     history: list[dict[str, Any]] = []
     """Every change, oldest first: at, action, from, to, by; a share's percent; a rollback's reason and figures."""
@@ -57,6 +58,11 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         """The versions that are to be loaded, the current one first."""
         canary = self.canary.version if self.canary is not None else ""
         return [version for version in dict.fromkeys((self.current, canary, self.standby)) if version]
+
+    @property
+    def ending(self) -> str:
+        """The version that a rollback would end."""
+        return self.canary.version if self.canary is not None else self.current
 
     def without_history(self) -> "Traffic":
         """What says who answers whom."""
@@ -101,8 +107,7 @@ def start_canary(before: Traffic, canary: Canary, why: Why) -> Traffic:
         raise Conflict(f"version {running.version} is the canary already: promote it or roll it back first")
     again = running is not None and running.shadow == canary.shadow
     action: Action = "share" if again else "shadow" if canary.shadow else "canary"
-    standby = "" if before.standby == canary.version else before.standby
-    after = msgspec.structs.replace(before, canary=canary, standby=standby)
+    after = msgspec.structs.replace(before, canary=canary)
     return _noted(after, action, before.current, canary.version, why, percent=canary.percent)
 
 
@@ -113,15 +118,41 @@ def promote(before: Traffic, why: Why) -> Traffic:
     return switch(before, before.canary.version, why)
 
 
-def roll_back(before: Traffic, why: Why) -> Traffic:
-    """Take the canary's share away; without one, the standby is current again. Raises Conflict when there is none."""
-    if before.canary is not None:
+def roll_back(before: Traffic, why: Why, ends: str = "") -> Traffic:
+    """Take the canary's share away; without one, the standby is current again.
+
+    `ends`: the version that this is to end: the canary, or without one the current version; empty: whichever it is.
+    The same order twice, or one that comes late, so ends nothing else. Raises Conflict, also when there is nothing to
+    go back to.
+    """
+    running = before.canary
+    if ends and ends != before.ending:
+        raise Conflict(f"{_not_ended(before, ends)}; nothing was changed")
+    if running is not None:
         after = msgspec.structs.replace(before, canary=None)
-        return _noted(after, "rollback", before.canary.version, before.current, why)
+        return _noted(after, "rollback", running.version, before.current, why)
     if not before.standby:
         raise Conflict("there is neither a canary nor an earlier version to go back to")
     after = msgspec.structs.replace(before, current=before.standby, standby=before.current)
     return _noted(after, "rollback", before.current, after.current, why)
+
+
+def _not_ended(before: Traffic, ends: str) -> str:
+    """Why a rollback does not end this version."""
+    running, kind = before.canary, ""
+    if running is not None:
+        kind = "shadow" if running.shadow else "canary"
+        if ends == before.current:
+            return f"version {ends} is current, and a rollback ends the {kind} first, which is {running.version}"
+    also = f", {kind} is {running.version}" if running is not None else ""
+    return f"version {ends[:100]} is not in force any more; current is {before.current or 'none'}{also}"
+
+
+def drop_standby(before: Traffic, why: Why) -> Traffic:
+    """Give up the version to go back to, so that its memory and its files are free; nothing changes without one."""
+    if not before.standby:
+        return before
+    return _noted(msgspec.structs.replace(before, standby=""), "drop_standby", before.standby, "", why)
 
 
 def next_step(before: Traffic, now_s: float, why: Why) -> Traffic:

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.api.interceptors import Context
 from gateway.api.parse import check_model, shown
-from gateway.orders import Order, Promote, RollBack, StartCanary, Switch
+from gateway.orders import DropStandby, Order, Promote, RollBack, StartCanary, Switch
 from protos.headrace.v1 import admin_pb2 as pb
 from shared.errors import InvalidInput, InvalidOption, UnknownVersion
 from shared.repository import Meta
@@ -65,8 +65,11 @@ def order(request: pb.SetTrafficRequest) -> Order:
     if kind == "promote":
         return Promote()
     if kind == "rollback":
-        return RollBack(_text(request.rollback.reason, "rollback.reason", MAX_REASON))
-    raise InvalidInput("the request has no order: set switch, canary, promote or rollback")
+        ends = version(request.rollback.ends, "rollback.ends")
+        return RollBack(_text(request.rollback.reason, "rollback.reason", MAX_REASON), ends=ends)
+    if kind == "drop_standby":
+        return DropStandby()
+    raise InvalidInput("the request has no order: set switch, canary, promote, rollback or drop_standby")
 
 
 def _canary(message: pb.Canary) -> Canary:

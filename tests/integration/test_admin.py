@@ -226,6 +226,32 @@ def test_canary_share_promote_and_rollback(admin: AdminClient, server: AdminThre
     assert entry["by"].startswith(f"{admin.user} (uid ")
 
 
+def test_a_rollback_that_comes_late_or_twice_changes_nothing(
+    admin: AdminClient, root: Path, versions: list[str]
+) -> None:
+    old, new, _ = versions
+    admin.switch("m", new)
+    assert admin.roll_back("m", "once", ends=new).current == old
+    before = (root / "m" / "traffic.json").read_bytes()
+    with pytest.raises(Conflict, match=f"version {new} is not in force any more; current is {old}"):
+        admin.roll_back("m", "once", ends=new)
+    assert (root / "m" / "traffic.json").read_bytes() == before
+
+
+def test_a_standby_is_given_up_and_then_removed(admin: AdminClient, versions: list[str]) -> None:
+    old, new, _ = versions
+    admin.switch("m", new)
+    with pytest.raises(Conflict, match=r"\(standby\).*`headrace traffic m --drop-standby`"):
+        admin.remove_version("m", old)
+    after = admin.drop_standby("m")
+    assert (after.current, after.standby) == (new, "")
+    assert after.history[-1]["action"] == "drop_standby"
+    assert admin.drop_standby("m") == after, "again, it changes nothing"
+    with pytest.raises(Conflict, match="neither a canary nor an earlier version"):
+        admin.roll_back("m")
+    assert admin.remove_version("m", old) > 0
+
+
 def test_a_shadow_answers_nobody(admin: AdminClient, versions: list[str]) -> None:
     admin.canary("m", Canary(version=versions[1], percent=30, shadow=True))
     states = {each.version: each for each in admin.models().versions}

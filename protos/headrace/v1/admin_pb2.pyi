@@ -913,7 +913,9 @@ class Traffic(_message.Message):
     current: _builtins.str
     """Answers all callers but those of the canary."""
     standby: _builtins.str
-    """The version that was current before; it stays loaded, so that going back takes no load. Empty: none."""
+    """The version that was current before; it stays loaded, so that going back takes no load. It may be the canary
+    again, and is the standby after that has ended. Empty: none.
+    """
     @_builtins.property
     def canary(self) -> Global___Canary:
         """Unset: none."""
@@ -1027,7 +1029,7 @@ class Change(_message.Message):
     FIGURES_JSON_FIELD_NUMBER: _builtins.int
     at: _builtins.str
     action: _builtins.str
-    """`switch`, `canary`, `shadow`, `share`, `ramp`, `promote` or `rollback`."""
+    """`switch`, `canary`, `shadow`, `share`, `ramp`, `promote`, `rollback` or `drop_standby`."""
     from_version: _builtins.str
     to_version: _builtins.str
     by: _builtins.str
@@ -1067,6 +1069,7 @@ class SetTrafficRequest(_message.Message):
     CANARY_FIELD_NUMBER: _builtins.int
     PROMOTE_FIELD_NUMBER: _builtins.int
     ROLLBACK_FIELD_NUMBER: _builtins.int
+    DROP_STANDBY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     user: _builtins.str
     @_builtins.property
@@ -1085,6 +1088,10 @@ class SetTrafficRequest(_message.Message):
     def rollback(self) -> Global___RollBack:
         """End the canary; without one, the version that was current before is current again."""
 
+    @_builtins.property
+    def drop_standby(self) -> Global___DropStandby:
+        """Give up the version to go back to, so that its memory and files are free; nothing changes without one."""
+
     def __init__(
         self,
         *,
@@ -1094,12 +1101,13 @@ class SetTrafficRequest(_message.Message):
         canary: Global___Canary | None = ...,
         promote: Global___Promote | None = ...,
         rollback: Global___RollBack | None = ...,
+        drop_standby: Global___DropStandby | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "order", b"order", "promote", b"promote", "rollback", b"rollback", "switch", b"switch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "drop_standby", b"drop_standby", "order", b"order", "promote", b"promote", "rollback", b"rollback", "switch", b"switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "model", b"model", "order", b"order", "promote", b"promote", "rollback", b"rollback", "switch", b"switch", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "drop_standby", b"drop_standby", "model", b"model", "order", b"order", "promote", b"promote", "rollback", b"rollback", "switch", b"switch", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["switch", "canary", "promote", "rollback"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["switch", "canary", "promote", "rollback", "drop_standby"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -1144,20 +1152,41 @@ class RollBack(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """For the history, 0..500 characters."""
+    ends: _builtins.str
+    """The version that this is to end: the canary, or without one the current version. FAILED_PRECONDITION when it is
+    neither, with a sentence that says what is in force, so that the same order twice goes back only once. Required.
+    """
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        ends: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RollBack: _TypeAlias = RollBack  # noqa: Y015
+
+@_typing.final
+class DropStandby(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropStandby: _TypeAlias = DropStandby  # noqa: Y015
 
 @_typing.final
 class SetTrafficResponse(_message.Message):

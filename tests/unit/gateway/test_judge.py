@@ -10,7 +10,7 @@ from gateway.guard import Guard
 from gateway.judge import Judge
 from gateway.metrics import Metrics
 from gateway.orders import Order, RollBack
-from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, SHADOW_PRIORITY, Request
+from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, SHADOW_PRIORITY, Request, StageTimes
 from gateway.served import ServedModel, Terms
 from gateway.split import Split
 from shared.clock import now_s
@@ -63,7 +63,7 @@ class Court:
 
     def fail(self, model: ServedModel, times: int = 1, code: Code | None = Code.INTERNAL) -> None:
         for _ in range(times):
-            self.judge.saw(model, code, 0.01, admitted=True, nonfinite=0)
+            self.judge.saw(model, code, 0.01, StageTimes())
 
     async def settled(self) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -168,9 +168,9 @@ async def test_one_model_s_order_keeps_no_other_s_canary() -> None:
     await court.settled()
 
 
-def request() -> Request:
+def request(version: str = "") -> Request:
     now = now_s()
-    return Request(NAME, "", "id", [RawInput(kind="text", data=b"x")], {}, now + 1, now, 1)
+    return Request(NAME, version, "id", [RawInput(kind="text", data=b"x")], {}, now + 1, now, 1)
 
 
 def end(
@@ -178,9 +178,10 @@ def end(
     model: ServedModel,
     error: Exception | None = None,
     reused: Literal["", "kept", "shared"] = "",
+    named: str = "",
 ) -> None:
     """One request, as the flow measures it."""
-    metrics, asked = Metrics(), request()
+    metrics, asked = Metrics(), request(named)
     metrics.judged = court.judge.answered
     with contextlib.suppress(InternalFault), metrics.request(asked) as measured:
         measured.routed(model)
@@ -203,6 +204,34 @@ async def test_what_was_reused_says_nothing_about_a_version() -> None:
     end(court, court.new, InternalFault())
     _, canary = court.judge.figures(NAME)
     assert (canary.requests, canary.errors, canary.nonfinite) == (2, 1, 2)
+
+
+async def test_whose_caller_chose_the_version_says_nothing_about_it() -> None:
+    court = Court()
+    court.point()
+    for _ in range(100):
+        end(court, court.new, InternalFault(), named=court.new.version)
+        end(court, court.old, named=court.old.version)
+    await asyncio.sleep(0)
+    assert court.requests() == {court.old.version: 0, court.new.version: 0}
+    assert court.orders.given == []
+
+
+async def test_a_canary_that_ends_its_workers_is_rolled_back_at_the_third_input() -> None:
+    court = Court()
+    court.point(5.0)
+    court.fail(court.old, 30, None)
+    lost = StageTimes(ended_workers=1)
+    for given in (0, 0, 1):
+        court.judge.saw(court.new, Code.PROCESS_LOST, 3.0, lost)
+        await asyncio.sleep(0)
+        assert len(court.orders.given) == given
+    ((_, order, _),) = court.orders.given
+    assert isinstance(order, RollBack)
+    assert order.reason == (
+        "ended its worker twice with each of 3 inputs, the current version did so with 0 of 30"
+    )
+    assert order.figures["measure"] == "ended workers"
 
 
 async def test_a_model_without_a_canary_and_a_version_that_is_not_compared_change_nothing() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from gateway import preparer
 from gateway.model_control import ModelControl
-from gateway.orders import NextStep, Order, Promote, RollBack, StartCanary, Switch
+from gateway.orders import DropStandby, NextStep, Order, Promote, RollBack, StartCanary, Switch
 from gateway.routing import Routing
 from shared import repository_writer
 from shared.errors import Conflict, HeadraceError, InvalidOption, NotReady, UnknownModel, UnknownVersion
+from shared.messages import Failure, LoadModel, ModelFailed
 from shared.repository_writer import change_traffic
 from shared.settings import Settings
 from shared.traffic import Canary, Traffic, Why, switch
@@ -23,7 +25,7 @@ class Peers:
         self.fails = fails
         self.told: list[str] = []
 
-    async def prepare(self, name: str, traffic: Traffic) -> None:
+    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """One of them may refuse."""
         self.told.append(f"prepare {name} {traffic.current} {len(traffic.history)}")
         if self.fails is not None:
@@ -139,8 +141,35 @@ async def test_a_rollback_that_names_another_canary_changes_nothing(root: Path) 
     async with world(root) as w:
         await w.order(canary(new))
         before = Before(w)
-        await w.order(RollBack("late", version=other), "guard")
+        await w.order(RollBack("late", ends=other), "guard")
         before.check()
+
+
+async def test_a_rollback_that_comes_twice_goes_back_once(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(Switch(new))
+        await w.order(RollBack(ends=new))
+        before = Before(w)
+        with pytest.raises(Conflict, match=f"version {new} is not in force any more; current is {old}"):
+            await w.order(RollBack(ends=new))
+        before.check()
+        assert w.roles() == {old: "current", new: "standby"}
+
+
+async def test_a_canary_that_was_the_standby_is_the_standby_again_and_can_be_given_up(root: Path) -> None:
+    first, second = add(root, b"1"), add(root, b"2")
+    async with world(root) as w:
+        await w.order(Switch(second))
+        await w.order(canary(first))
+        assert w.roles() == {first: "canary", second: "current"}
+        loads = len(w.router.loads())
+        await w.order(RollBack(ends=first))
+        assert w.roles() == {first: "standby", second: "current"}
+        assert len(w.router.loads()) == loads, "it was never given up"
+        await w.order(DropStandby())
+        assert w.roles() == {second: "current"}
+        assert (w.on_disk().standby, w.on_disk().history[-1]["action"]) == ("", "drop_standby")
 
 
 async def test_orders_that_change_nothing_write_nothing(root: Path) -> None:
@@ -148,8 +177,8 @@ async def test_orders_that_change_nothing_write_nothing(root: Path) -> None:
     async with world(root) as w:
         await w.order(canary(new))
         before, stamp = Before(w), (root / NAME / "traffic.json").stat()
-        for order in (canary(new), NextStep(0.0), RollBack(version=old)):
-            await w.order(order)
+        for order, by in ((canary(new), "admin"), (NextStep(0.0), "ramp"), (RollBack(ends=old), "guard")):
+            await w.order(order, by)
         before.check()
         assert (root / NAME / "traffic.json").stat() == stamp
 
@@ -188,11 +217,11 @@ async def test_what_can_not_be_ordered_changes_nothing(root: Path, order: Order,
             await w.order(order, name="nobody")
 
 
-@pytest.mark.parametrize("fault", ["load", "pipeline", "proof", "files", "peer", "disk", "conflict"])
+@pytest.mark.parametrize("fault", ["load", "pipeline", "proof", "files", "peer", "disk"])
 async def test_a_failure_at_any_step_leaves_everything_as_it_was(
     root: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
+    old, new = add(root, b"old"), add(root, b"new")
     async with world(root) as w:
         w.current().state.refused = "an edit of model.yaml"
         peers = Peers(NotReady("gateway 1 has no memory") if fault == "peer" else None)
@@ -207,18 +236,37 @@ async def test_a_failure_at_any_step_leaves_everything_as_it_was(
         elif fault == "disk":
             monkeypatch.setattr(repository_writer, "_write", _full)
         before = Before(w)
-        if fault == "conflict":
-            peers.prepare = _another_admin(root, old, third)  # type: ignore[method-assign]  # what it does meanwhile
-        with pytest.raises(Conflict if fault == "conflict" else NotReady) as caught:
+        with pytest.raises(NotReady) as caught:
             await w.control.order(NAME, canary(new), "admin", peers)
         assert caught.value.text.count("\n") == 0
         assert str(root) not in caught.value.text
         assert not any(each.startswith("adopt") for each in peers.told)
-        if fault == "conflict":
-            assert (w.on_disk().current, w.roles()) == (third, {old: "current"}), "the other one's order stands"
-        else:
-            before.check()
+        before.check()
         assert (await w.answer()).version == old
+
+
+async def test_an_order_that_another_one_overtook_is_looked_at_anew(root: Path) -> None:
+    old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
+    async with world(root) as w:
+        peers = Peers()
+        peers.prepare = _another_admin(root, old, third)  # type: ignore[method-assign]  # what it does meanwhile
+        after = await w.control.order(NAME, canary(new), "admin", peers)
+        assert [change["action"] for change in after.history[-2:]] == ["switch", "canary"]
+        assert w.roles() == {third: "current", new: "canary", old: "standby"}
+
+
+async def test_an_order_that_is_overtaken_again_and_again_is_refused_and_leaves_the_others(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        peers, turns = Peers(), iter(range(1, 100))
+
+        async def prepare(_name: str, _traffic: Traffic, *, at_once: bool) -> None:
+            write(root, Traffic(current=old, canary=Canary(version=new, percent=next(turns))))
+
+        peers.prepare = prepare  # type: ignore[method-assign]  # what others do meanwhile
+        with pytest.raises(Conflict, match="changed by somebody else"):
+            await w.control.order(NAME, Switch(new), "admin", peers)
+        assert w.roles() == {old: "current"}
 
 
 async def _fails(_model: object) -> str:
@@ -230,7 +278,7 @@ def _full(*_: object) -> None:
 
 
 def _another_admin(root: Path, old: str, third: str) -> Any:  # noqa: ANN401 - a coroutine function
-    async def prepare(_name: str, _traffic: Traffic) -> None:
+    async def prepare(_name: str, _traffic: Traffic, *, at_once: bool) -> None:
         write(root, switch(Traffic(current=old), third, Why("now", "somebody")))
 
     return prepare
@@ -301,21 +349,73 @@ async def test_rolling_back_waits_for_nothing_where_nobody_can_answer_anyway(roo
         assert w.current().version == old
 
 
-async def test_orders_for_one_model_come_one_after_another(root: Path) -> None:
+async def test_a_rollback_does_not_wait_for_a_load_and_what_was_loaded_for_is_looked_at_anew(root: Path) -> None:
     old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
     async with world(root) as w:
-        w.router.holds.add(new)
-        first = asyncio.create_task(w.order(Switch(new)))
-        await w.until("the first one's load", lambda: w.router.held)
-        second = asyncio.create_task(w.order(canary(third)))
+        await w.order(canary(new))
+        w.router.holds.add(third)
+        slow = asyncio.create_task(w.order(Switch(third)))
+        await w.until("its load", lambda: w.router.held)
+        yaml(root, "batching: {max_rows: 2}\n")
+        w.router.holds.update({old, new})
         look = asyncio.create_task(w.control.reconcile(NAME))
-        await asyncio.wait((second, look), timeout=0.02)
-        assert third not in w.router.loads()
+        await w.until("the edit's load", lambda: len(w.router.held) == 2)
+        await w.order(RollBack(ends=new))
+        assert (w.current().version, w.on_disk().canary) == (old, None)
+        assert (slow.done(), look.done()) == (False, False)
         w.router.finish()
-        await asyncio.gather(first, second, look)
-        assert w.roles() == {old: "standby", new: "current", third: "canary"}
-        assert w.on_disk().canary is not None
+        await asyncio.gather(slow, look)
+        await w.control.reconcile(NAME)
+        assert w.roles() == {old: "standby", third: "current"}
         assert len(w.control._locks) == 0
+
+
+async def test_two_who_need_the_same_version_share_its_load(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        w.router.holds.add(new)
+        orders = [asyncio.create_task(w.order(order)) for order in (canary(new, 5.0), canary(new, 50.0))]
+        await w.until("the load", lambda: w.router.held)
+        await asyncio.wait(orders, timeout=0.02)
+        orders[0].cancel()
+        await asyncio.wait(orders[:1])
+        w.router.finish()
+        await orders[1]
+        assert w.router.loads().count(new) == 1
+        assert w.roles() == {old: "current", new: "canary"}
+
+
+async def test_a_standby_gives_way_when_there_is_no_room_for_what_comes(root: Path) -> None:
+    first, second, third = add(root, b"1"), add(root, b"2"), add(root, b"3")
+    async with world(root) as w:
+        await w.order(Switch(second))
+
+        def load(identity: bytes, message: LoadModel) -> None:
+            if len({model for worker in w.workers.workers() for model in worker.loaded}) >= 2:
+                text = "model words needs 40 MB, and worker.memory_budget_bytes is 80 MB"
+                w.workers.on_message(identity, ModelFailed(message.model, Failure("not_ready", text)))
+            else:
+                really(identity, message)
+
+        really, w.router.load = w.router.load, load  # type: ignore[method-assign]  # room for two
+        await w.order(Switch(third))
+        assert w.roles() == {second: "standby", third: "current"}
+        assert first not in w.roles()
+
+
+async def test_what_was_prepared_for_another_gateway_s_order_is_let_go_when_that_does_not_come(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        monkeypatch.setattr(preparer, "UNUSED_S", 0.01)
+        await w.control.prepare(NAME, Traffic(current=new))
+        assert w.roles() == {old: "current", new: "coming"}
+        await w.until("it to be let go", lambda: w.roles() == {old: "current"})
+        monkeypatch.setattr(preparer, "UNUSED_S", 60.0)
+        await w.control.prepare(NAME, Traffic(current=new))
+        await w.order(Switch(new))
+        assert (w.roles(), w.router.loads().count(new)) == ({old: "standby", new: "current"}, 2)
 
 
 async def test_a_caller_that_leaves_leaves_nothing_half_done(root: Path) -> None:
@@ -405,7 +505,7 @@ async def test_a_model_that_is_unloaded_while_an_order_runs_stays_unloaded(root:
     async with world(root) as w:
         peers = Peers()
 
-        async def unload(_name: str, _traffic: Traffic) -> None:
+        async def unload(_name: str, _traffic: Traffic, *, at_once: bool) -> None:
             await w.control.unload(NAME)
 
         peers.prepare = unload  # type: ignore[method-assign]  # what happens meanwhile

@@ -1,7 +1,19 @@
 import msgspec
 import pytest
 
-from gateway.orders import NextStep, Order, Promote, RollBack, StartCanary, Switch, applied, role_of, told
+from gateway.orders import (
+    GUARD,
+    DropStandby,
+    NextStep,
+    Order,
+    Promote,
+    RollBack,
+    StartCanary,
+    Switch,
+    applied,
+    role_of,
+    told,
+)
 from shared.errors import Conflict
 from shared.traffic import Canary, Ramp, Traffic
 
@@ -12,8 +24,8 @@ PLAIN = Traffic(current=OLD)
 RUNNING = Traffic(current=OLD, standby=OTHER, canary=Canary(version=NEW, percent=5.0))
 
 
-def after(before: Traffic, order: Order) -> Traffic:
-    return applied(before, order, AT, "somebody")
+def after(before: Traffic, order: Order, by: str = "somebody") -> Traffic:
+    return applied(before, order, AT, by)
 
 
 def test_each_order_is_its_change_of_traffic_noted_with_who_and_when() -> None:
@@ -25,6 +37,8 @@ def test_each_order_is_its_change_of_traffic_noted_with_who_and_when() -> None:
         (PLAIN, StartCanary(Canary(version=NEW, percent=5.0, shadow=True)), "shadow"),
         (RUNNING, Promote(), "promote"),
         (RUNNING, RollBack(), "rollback"),
+        (RUNNING, RollBack(ends=NEW), "rollback"),
+        (RUNNING, DropStandby(), "drop_standby"),
         (ramping, NextStep(100.0), "ramp"),
     ):
         (entry,) = after(before, order).history
@@ -38,10 +52,16 @@ def test_a_rollback_keeps_its_reason_and_figures() -> None:
 
 
 @pytest.mark.parametrize("before", [PLAIN, RUNNING, Traffic(current=NEW, standby=OLD)])
-def test_a_rollback_that_names_a_canary_ends_no_other_and_never_goes_back_to_the_standby(before: Traffic) -> None:
-    assert after(before, RollBack("late", {}, OTHER)) is before
-    ended = after(before, RollBack("in time", {}, NEW))
+def test_the_guards_rollback_ends_no_other_canary_and_never_goes_back_to_the_standby(before: Traffic) -> None:
+    assert after(before, RollBack("late", {}, OTHER), GUARD) is before
+    ended = after(before, RollBack("in time", {}, NEW), GUARD)
     assert (ended.current, ended.canary) == (before.current, None)
+
+
+def test_a_persons_rollback_of_what_has_ended_by_itself_is_refused() -> None:
+    ended = after(RUNNING, RollBack("errors", {}, NEW), GUARD)
+    with pytest.raises(Conflict, match=f"version {NEW} is not in force any more; current is {OLD}"):
+        after(ended, RollBack("it looks bad", {}, NEW))
 
 
 def test_what_is_not_there_can_not_be_ordered() -> None:
@@ -56,6 +76,7 @@ def test_what_is_not_there_can_not_be_ordered() -> None:
         Switch(NEW),
         StartCanary(Canary(version=NEW, percent=5.0, ramp=Ramp(steps=[5.0, 50.0], every_s=60.0))),
         Promote(),
+        DropStandby(),
         RollBack("errors", {"measure": "error rate", "canary_rate": 0.5}, NEW),
         NextStep(12.5),
     ],

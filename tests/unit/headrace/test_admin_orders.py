@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from headrace.admin_orders import OnDisk, Target, Wanted, changes_something, matched, planned, reached, seconds, server
+from headrace.admin_orders import (
+    OnDisk,
+    Reached,
+    Target,
+    Wanted,
+    carried_out,
+    changes_something,
+    matched,
+    planned,
+    reached,
+    seconds,
+    server,
+)
 from shared.errors import Conflict, ExitCode, InvalidOption, StartupError, UnknownModel, UnknownVersion
 from shared.repository import Repository
 from shared.traffic import Canary, Ramp
@@ -62,6 +74,8 @@ def test_a_bad_time_is_told_with_an_example(text: str) -> None:
         (Wanted(promote=True, every="5m"), "--every goes with"),
         (Wanted(by="request_id"), "--by goes with"),
         (Wanted(reason="why"), "--reason goes with --rollback"),
+        (Wanted(ends="3f2a"), "--ends goes with --rollback"),
+        (Wanted(drop_standby=True, rollback=True), "--rollback and --drop-standby do not go together"),
     ],
 )
 def test_options_that_make_no_sense_are_one_sentence(wanted: Wanted, told: str) -> None:
@@ -117,6 +131,16 @@ def test_without_a_server_the_same_transitions_are_written(root: Path, versions:
         ("switch", "me"),
     ]
     assert last[-2]["reason"] == "because"
+
+
+def test_a_rollback_names_what_it_ends(root: Path, versions: list[str]) -> None:
+    at = Reached(OnDisk(root), versions)
+    at.orders.switch("m", versions[1])
+    assert carried_out(Wanted(rollback=True), "m", at).current == versions[0], "what was in force as it looked"
+    with pytest.raises(Conflict, match=f"version {versions[1]} is not in force any more; current is {versions[0]}"):
+        carried_out(Wanted(rollback=True, ends=versions[1][:6]), "m", at)
+    assert carried_out(Wanted(rollback=True, ends=versions[0]), "m", at).current == versions[1]
+    assert carried_out(Wanted(drop_standby=True), "m", at).standby == ""
 
 
 @pytest.mark.parametrize("every_s", [math.nan, math.inf, 0.0])

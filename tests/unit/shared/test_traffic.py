@@ -59,10 +59,43 @@ def test_a_canary_stands_beside_current_and_standby() -> None:
     assert last(after) == {"action": "canary", "from": B, "to": C, "percent": 5.0}
 
 
-def test_the_standby_as_canary_is_no_standby_any_more() -> None:
+def test_the_standby_as_canary_is_the_standby_again_afterwards() -> None:
     after = traffic.start_canary(WITH_STANDBY, canary(A), WHY)
-    assert (after.standby, after.wanted()) == ("", [B, A])
+    assert after.wanted() == [B, A]
     assert traffic.promote(after, WHY).without_history() == Traffic(current=A, standby=B)
+    ended = traffic.roll_back(after, WHY, ends=A)
+    assert ended.without_history() == WITH_STANDBY
+    assert traffic.roll_back(ended, WHY, ends=B).current == A, "and can be gone back to"
+
+
+def test_a_rollback_that_comes_twice_goes_back_once() -> None:
+    back = traffic.roll_back(WITH_STANDBY, WHY, ends=B)
+    assert back.current == A
+    with pytest.raises(Conflict, match=f"version {B} is not in force any more; current is {A}"):
+        traffic.roll_back(back, WHY, ends=B)
+
+
+def test_a_rollback_ends_what_it_names_or_nothing() -> None:
+    running = traffic.start_canary(WITH_STANDBY, canary(C), WHY)
+    with pytest.raises(Conflict, match=f"version {B} is current, and a rollback ends the canary first, which is {C}"):
+        traffic.roll_back(running, WHY, ends=B)
+    with pytest.raises(Conflict, match=f"{A} is not in force any more; current is {B}, canary is {C}; nothing was"):
+        traffic.roll_back(running, WHY, ends=A)
+    ended = traffic.roll_back(running, WHY, ends=C)
+    with pytest.raises(Conflict, match=f"{C} is not in force any more; current is {B}; nothing was changed"):
+        traffic.roll_back(ended, WHY, ends=C)
+    shadow = traffic.start_canary(AT_A, canary(shadow=True), WHY)
+    with pytest.raises(Conflict, match=f"ends the shadow first, which is {B}"):
+        traffic.roll_back(shadow, WHY, ends=A)
+
+
+def test_the_standby_can_be_given_up() -> None:
+    after = traffic.drop_standby(WITH_STANDBY, WHY)
+    assert after.without_history() == Traffic(current=B)
+    assert last(after) == {"action": "drop_standby", "from": A, "to": ""}
+    assert traffic.drop_standby(after, WHY) is after
+    beside = traffic.start_canary(WITH_STANDBY, canary(A), WHY)
+    assert traffic.drop_standby(beside, WHY).canary == canary(A), "a canary is more than that"
 
 
 @pytest.mark.parametrize(
@@ -275,6 +308,21 @@ class AnyOrder(RuleBasedStateMachine):
         self._becomes(traffic.roll_back(self.now, WHY))
         assert (self.now.current == answers) == had_canary
 
+    @rule(version=st.sampled_from([A, B, C]))
+    def end(self, version: str) -> None:
+        before = self.now
+        if version != before.ending or (before.canary is None and not before.standby):
+            with pytest.raises(Conflict):
+                traffic.roll_back(before, WHY, ends=version)
+            return
+        self._becomes(traffic.roll_back(before, WHY, ends=version))
+        assert version != self.now.ending, "so that the same order again is refused"
+
+    @rule()
+    def drop_standby(self) -> None:
+        self._becomes(traffic.drop_standby(self.now, WHY))
+        assert not self.now.standby
+
     @rule(passed_s=st.sampled_from([1.0, 30.0, 1000.0]))
     def time_passes(self, passed_s: float) -> None:
         self.clock_s += passed_s
@@ -287,11 +335,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_versions_differ(self) -> None:
-        roles = [self.now.current, self.now.standby, self.now.canary.version if self.now.canary else ""]
-        named = [version for version in roles if version]
-        assert len(set(named)) == len(named)
-        assert self.now.wanted() == [roles[0], roles[2], roles[1]] or "" in roles
-        assert set(self.now.wanted()) == set(named)
+        roles = [self.now.current, self.now.canary.version if self.now.canary else "", self.now.standby]
+        assert self.now.current not in roles[1:] or not self.now.current
+        assert self.now.wanted() == list(dict.fromkeys(version for version in roles if version))
         if self.now.canary is not None:
             traffic.check(self.now.canary)
             assert self.now.current
