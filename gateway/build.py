@@ -79,9 +79,9 @@ def served_model(
     found = repository.open(name, version, config)
     batching = found.batching(settings.batching)
     limits = BatchLimits(batching.max_rows, batching.max_wait_ms / 1000, tuple(batching.sizes), batching.weight)
-    state = ModelState(found.name, found.version, "no_worker", NO_WORKER)
+    state = ModelState(found.name, found.version, "no_worker", NO_WORKER, on_demand=found.config.load == "on_demand")
     model = ServedModel(number, state, load_pipeline(found, torch_allowed=False), limits)
-    model.config, model.pinned = found.config_bytes, found.config.load == "at_start"
+    model.config = found.config_bytes
     model.cached = found.config.cache
     own_code = code_digest(found.folder) if ":" in found.config.pipeline else ""
     model.preprocessing = preprocessing_digest(found.config, own_code, found.labels())

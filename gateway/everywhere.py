@@ -2,30 +2,39 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.expositions import merged
-from gateway.figures import VersionFigures
-from gateway.figures import merged as merged_figures
 from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, Promote, RollBack
-from gateway.peers import Adopt, Ask, Changes, Control, Figures, Ordered, PeerGone, PeerServer, Prepare, Show, Verb, ask
+from gateway.peers import (
+    Adopt,
+    Alive,
+    Ask,
+    Changes,
+    Control,
+    Ordered,
+    PeerGone,
+    PeerServer,
+    Prepare,
+    Verb,
+    ask,
+)
 from gateway.state import ModelState
+from gateway.together import SHOW_LIMIT_S, Together
 from gateway.versions import LOAD_LIMIT_S
 from shared.errors import HeadraceError, NotReady, Overloaded, UnknownModel
 from shared.logs import get_logger
 from shared.traffic import Action, Traffic
 
-SHOW_LIMIT_S = 1.0
-"""A scrape must not wait for a gateway that hangs; one that works answers within some milliseconds."""
 CONTROL_LIMIT_S = 2 * LOAD_LIMIT_S + 10
 """A load here, and then at the others, side by side."""
+FOLLOW_LIMIT_S = 1.0
+"""How long an order that needs no load waits for the others: a rollback must not take longer than a second."""
 ADOPT_LIMIT_S = 2.0
 """How long a new gateway waits to hear what has been loaded and unloaded before it came."""
 MAX_ORDERS = 16
@@ -38,7 +47,7 @@ _NOT_TWICE: dict[type[Order], Action] = {Promote: "promote", RollBack: "rollback
 log = get_logger()
 
 
-class Everywhere:
+class Everywhere(Together):
     """One gateway's view of all of them. Event loop only.
 
     Loads and unloads go through the gateway with the lowest number that lives, one after another for each model, so
@@ -47,22 +56,13 @@ class Everywhere:
 
     def __init__(self, index: int, sockets: list[Path], control: ModelControl) -> None:
         """`sockets`: where each gateway is asked, this one's at `index`."""
-        self._index = index
-        self._sockets = sockets
-        self._control = control
+        super().__init__(index, sockets, control)
         self._server = PeerServer(sockets[index], self._answer)
         self._changes: dict[str, bool] = {}
         self._caught_up = False
         self._locks = NameLocks()
         self._orders: set[asyncio.Task[bytes]] = set()
         self._adopting: list[asyncio.Task[None]] = []
-        self._own_metrics: Callable[[], bytes]
-        self._own_debug: Callable[[], dict[str, Any]]
-
-    def connect(self, own_metrics: Callable[[], bytes], own_debug: Callable[[], dict[str, Any]]) -> None:
-        """What this gateway by itself has to show."""
-        self._own_metrics = own_metrics
-        self._own_debug = own_debug
 
     async def start(self) -> None:
         """Answer the others, and catch up with what was loaded and unloaded by request."""
@@ -91,37 +91,6 @@ class Everywhere:
             await asyncio.gather(*asked, return_exceptions=True)
         return {}
 
-    # ------------------------------------------------------------ shown
-
-    async def metrics(self) -> bytes:
-        """All gateways' metrics as one page."""
-        texts = {str(self._index): self._own_metrics().decode()}
-        for index, body in (await self._shown(Show("metrics"))).items():
-            texts[str(index)] = body
-        return merged(dict(sorted(texts.items(), key=lambda each: int(each[0])))).encode()
-
-    async def debug(self) -> dict[str, Any]:
-        """All gateways' `/debug`; ready when each one is."""
-        shown = {self._index: self._own_debug()}
-        for index, body in (await self._shown(Show("debug"))).items():
-            shown[index] = {"ready": False, "reason": "it does not answer"} if body is None else json.loads(body)
-        not_ready = [f"gateway {index}: {each['reason']}" for index, each in sorted(shown.items()) if not each["ready"]]
-        return {
-            "ready": not not_ready,
-            "reason": "; ".join(not_ready) or None,
-            "gateways": {str(index): shown[index] for index in sorted(shown)},
-        }
-
-    async def _shown(self, question: Show) -> dict[int, Any]:
-        async def one(index: int) -> str | None:
-            try:
-                return (await ask(self._sockets[index], question, SHOW_LIMIT_S)).decode()
-            except (PeerGone, HeadraceError):
-                return None
-
-        others = self._others()
-        return dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
-
     # ------------------------------------------------------------ loading and unloading
 
     def index(self) -> list[ModelState]:
@@ -140,14 +109,6 @@ class Everywhere:
         """As `ModelControl.traffic`, of this gateway."""
         return self._control.traffic(name)
 
-    async def all_figures(self, name: str) -> list[VersionFigures]:
-        """What the versions have done at all gateways that answer. Raises UnknownModel."""
-        own = self._control.figures(name)
-        asked = [ask(self._sockets[index], Figures(name), SHOW_LIMIT_S) for index in self._others()]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        heard = [answer for answer in answers if isinstance(answer, bytes)]
-        return merged_figures([own, *(msgspec.msgpack.decode(each, type=list[VersionFigures]) for each in heard)])
-
     async def order(self, name: str, order: Order, by: str) -> Traffic:
         """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too.
 
@@ -160,14 +121,14 @@ class Everywhere:
             body = await self._led(Ordered(name, order, by), lambda: self._order_unless_done(name, order, by, known))
         return msgspec.msgpack.decode(body, type=Traffic)
 
-    async def prepare(self, name: str, traffic: Traffic) -> None:
+    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """Called by our own control before it writes traffic.json: the others load what that needs, too."""
-        await self._tell_others(Prepare(name, traffic))
+        await self._tell_others(Prepare(name, traffic), FOLLOW_LIMIT_S if at_once else CONTROL_LIMIT_S)
 
     async def adopt(self, name: str) -> None:
         """Called by our own control after that. It is written, whatever they say now: each looks at the files, too."""
         try:
-            await self._tell_others(Adopt(name))
+            await self._tell_others(Adopt(name), FOLLOW_LIMIT_S)
         except HeadraceError as error:
             log.warning("another gateway does not follow at once", model=name, reason=error.text)
 
@@ -206,12 +167,13 @@ class Everywhere:
     async def _by_the_first(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         for index in range(self._index):
             with contextlib.suppress(PeerGone):
+                await ask(self._sockets[index], Alive(), SHOW_LIMIT_S)  # one that hangs must not lead
                 return await ask(self._sockets[index], question, CONTROL_LIMIT_S)
         return await here()
 
-    async def _tell_others(self, question: Ask) -> None:
-        """Raises what the first one to refuse says; who is gone will read the files when it comes back."""
-        told = [ask(self._sockets[index], question, CONTROL_LIMIT_S) for index in self._others()]
+    async def _tell_others(self, question: Ask, limit_s: float) -> None:
+        """Raises what the first one to refuse says; who is gone, or slow, will read the files by itself."""
+        told = [ask(self._sockets[index], question, limit_s) for index in self._others()]
         for outcome in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, PeerGone):
                 raise outcome
@@ -263,28 +225,25 @@ class Everywhere:
 
     async def _answer(self, asked: Ask) -> bytes:
         match asked:
-            case Show(what="metrics"):
-                return self._own_metrics()
-            case Show():
-                return json.dumps(self._own_debug()).encode()
             case Changes():
-                if not self._caught_up:
-                    raise NotReady("this gateway has just started itself")
-                return msgspec.msgpack.encode(self._changes)
+                return self._told_changes()
             case Control(verb=verb, model=name, everywhere=everywhere):
                 await (self._at_all(verb, name) if everywhere else self._here(verb, name))
-            case Figures(model=name):
-                return msgspec.msgpack.encode(self._control.figures(name))
             case Ordered(model=name, order=order, by=by):
                 return await self._order_here(name, order, by)
             case Prepare(model=name, traffic=traffic):
                 await self._control.prepare(name, traffic)
             case Adopt(model=name):
-                await self._control.reconcile(name)
+                if not await self._control.reconcile(name):
+                    raise NotReady("another gateway could not follow; it tries again")
+            case _:
+                return self.show(asked)
         return b""
 
-    def _others(self) -> list[int]:
-        return [index for index in range(len(self._sockets)) if index != self._index]
+    def _told_changes(self) -> bytes:
+        if not self._caught_up:
+            raise NotReady("this gateway has just started itself")
+        return msgspec.msgpack.encode(self._changes)
 
 
 def _told(traffic: Traffic) -> bytes:

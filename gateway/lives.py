@@ -79,6 +79,7 @@ class Lives:
         """Who takes orders is known now; `leads`: whether ramps are this gateway's affair."""
         self.judge.order = orders.order
         self.watch = Watch(self._settings.repository, self.control, orders.order, leads=leads)
+        self.watch.has_evidence = self.judge.has_evidence
 
     def _batch_came(self, model: ServedModel, batch: Batch, done: BatchDone, nobody: int) -> None:
         self._metrics.batch(model, batch, done, nobody)

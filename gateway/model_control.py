@@ -5,12 +5,14 @@ A newer version, or a newer model.yaml, is loaded and proven beside the one that
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.figures import VersionFigures
-from gateway.model_files import InForce, ModelFiles
+from gateway.model_files import ChangedMeanwhile, InForce, ModelFiles
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, applied, role_of, told
+from gateway.preparer import Preparer
 from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.split import Split
@@ -18,19 +20,24 @@ from gateway.state import ModelState
 from gateway.versions import Versions
 from shared.errors import HeadraceError, StartupError, UnknownModel
 from shared.logs import get_logger
-from shared.model_config import revision_of
 from shared.repository_writer import now_utc
 from shared.settings import Settings
 from shared.traffic import Traffic
 
 log = get_logger()
 
+MAX_TRIES = 3
+"""An order that finds the traffic changed by another one while it loaded what it needs is looked at anew so often."""
+
 
 class Others(Protocol):
     """The other gateways of this server."""
 
-    def prepare(self, name: str, traffic: Traffic) -> Awaitable[None]:
-        """Have every one of them load and prove what this traffic needs. Raises HeadraceError."""
+    def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> Awaitable[None]:
+        """Have every one of them load and prove what this traffic needs. Raises HeadraceError.
+
+        `at_once`: it needs no load; who does not answer soon follows later.
+        """
 
     def adopt(self, name: str) -> Awaitable[None]:
         """Let them read traffic.json and model.yaml again."""
@@ -39,7 +46,7 @@ class Others(Protocol):
 class Nobody:
     """There are no other gateways."""
 
-    async def prepare(self, name: str, traffic: Traffic) -> None:
+    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """Nobody to ask."""
 
     async def adopt(self, name: str) -> None:
@@ -53,6 +60,7 @@ class ModelControl:
         self._disk = ModelFiles(settings.repository)
         self._routing = routing
         self._versions = versions
+        self._preparer = Preparer(routing, versions)
         self._locks = NameLocks()
         self._in_force: dict[str, InForce] = {}
         self.pointed: Callable[[str, Split[ServedModel] | None], None] = lambda _name, _split: None
@@ -105,12 +113,12 @@ class ModelControl:
         """
         async with self._locks.held(name):
             wanted = await self._disk.wanted(name)
-            await self._serve(name, wanted)
+            if name not in self._in_force:  # nothing could go on meanwhile
+                await self._serve_anew(name, wanted)
+        await self._serve(name, wanted)
         split = self._routing.split(name)
         if split is not None:
-            if split.current.state.phase in {"failed", "on_demand"}:
-                self._versions.again(split.current)
-            await self._versions.settled(split.current)
+            await self._versions.proven(split.current)
 
     async def unload(self, name: str) -> None:
         """Take a model out of service: requests are refused with NOT_FOUND, workers give its memory back.
@@ -135,41 +143,51 @@ class ModelControl:
 
         Raises UnknownModel, UnknownVersion, Conflict, InvalidOption, NotReady; then everything is as before.
         """
-        others = others or Nobody()
+        for _ in range(MAX_TRIES - 1):
+            with suppress(ChangedMeanwhile):
+                return await self._ordered(name, order, by, others or Nobody())
+        return await self._ordered(name, order, by, others or Nobody())
+
+    async def _ordered(self, name: str, order: Order, by: str, others: Others) -> Traffic:
         at = now_utc()
-        async with self._locks.held(name):
-            known = self._known(name)
-            wanted = await self._disk.wanted(name)
-            after = applied(wanted.traffic, order, at, by)
-            if after is wanted.traffic:  # it is written already; what could not be loaded then may be now
-                await self._serve(name, InForce(after, known.config))
-                return after
-            await self._disk.check_there(name, after)
-            found = await self._prepare(name, InForce(after, known.config))
-            try:
-                await others.prepare(name, after.without_history())
+        known, wanted = self._known(name), await self._disk.wanted(name)
+        after = applied(wanted.traffic, order, at, by)
+        if after is wanted.traffic:  # it is written already; what could not be loaded then may be now
+            await self._serve(name, InForce(after, known.config))
+            return after
+        await self._disk.check_there(name, after)
+        needed = InForce(after, known.config)
+        at_once = self._preparer.is_there(name, needed)
+        async with self._preparer.prepared(name, needed) as found:
+            await others.prepare(name, after.without_history(), at_once=at_once)
+            async with self._locks.held(name):
                 after = await self._disk.write(name, wanted.traffic, lambda disk: applied(disk, order, at, by))
-            except BaseException:
-                self._let_go_new(found)
-                raise
-            self._switch(name, InForce(after, known.config), found)
+                self._switch(name, InForce(after, known.config), found)
         await others.adopt(name)
         return after
 
     async def prepare(self, name: str, traffic: Traffic) -> None:
-        """Load and prove what this traffic needs, beside what answers. Raises as `order`."""
-        async with self._locks.held(name):
-            await self._prepare(name, InForce(traffic, self._known(name).config))
+        """Load and prove what this traffic needs, beside what answers; it is about to be written. Raises as `order`."""
+        await self._preparer.prepare(name, InForce(traffic, self._known(name).config))
 
-    async def reconcile(self, name: str) -> None:
-        """Serve what traffic.json and model.yaml say now; what can't be is noted with the version that goes on."""
-        async with self._locks.held(name):
-            if name not in self._in_force:
-                return
-            try:
-                await self._serve(name, await self._disk.wanted(name))
-            except (HeadraceError, StartupError) as error:
-                self._refused(name, error.text)
+    async def reconcile(self, name: str) -> bool:
+        """Serve what traffic.json and model.yaml say now; what can't be is noted with the version that goes on.
+
+        False when that is so.
+        """
+        if name not in self._in_force:
+            return True
+        try:
+            await self._serve(name, await self._disk.wanted(name))
+        except (HeadraceError, StartupError) as error:
+            self._refused(name, error.text)
+            return False
+        return True
+
+    def is_whole(self, name: str) -> bool:
+        """Whether everything is there that the traffic in force needs, its standby included."""
+        known = self._in_force.get(name)
+        return known is None or self._preparer.is_there(name, known)
 
     # ------------------------------------------------------------ inside
 
@@ -180,88 +198,25 @@ class ModelControl:
             raise UnknownModel(f"model {name[:100]!r} is not served") from None
 
     async def _serve(self, name: str, wanted: InForce) -> None:
-        before = self._in_force.get(name)
-        same = before is not None and before.config == wanted.config
-        if same and before is not None and before.traffic == wanted.traffic and self._all_there(name, wanted.traffic):
+        if self._in_force.get(name) == wanted and self._preparer.is_there(name, wanted):
             self._refused(name, "")  # what was wrong has been taken back
             return
-        if before is None:  # not served, or not since it was unloaded: there is nothing that could go on meanwhile
-            await self._serve_anew(name, wanted)
-        found = await self._prepare(name, wanted)
-        self._switch(name, wanted, found)
-
-    def _all_there(self, name: str, traffic: Traffic) -> bool:
-        there = {model.version for model in self._routing.of(name) if model.state.role != "retiring"}
-        return there >= set(traffic.wanted())
+        async with self._preparer.prepared(name, wanted) as found, self._locks.held(name):
+            if await self._disk.wanted(name) == wanted:  # else it was changed meanwhile, and is looked at again
+                self._switch(name, wanted, found)
 
     async def _serve_anew(self, name: str, wanted: InForce) -> None:
         model = await self._versions.read(name, wanted.traffic.current, wanted.config)
         for gone in self._routing.of(name):  # unloaded before
             self._versions.let_go(gone)
         self._versions.start(model)
-        self._versions.keep(model)
         model.state.role = "current"
         self._routing.point(Split(model))
         self._in_force[name] = InForce(Traffic(current=model.version), wanted.config)
 
-    async def _prepare(self, name: str, wanted: InForce) -> dict[str, ServedModel]:
-        """Everything that it needs, by version: up and proven. Raises HeadraceError, leaving nothing new behind."""
-        revision = revision_of(wanted.config)
-        found: dict[str, ServedModel] = {}
-        new: list[ServedModel] = []
-        try:
-            for version in wanted.traffic.wanted():
-                model = self._existing(name, version, revision)
-                if model is None:
-                    model = await self._brought_up(name, version, wanted)
-                    if model is None:
-                        continue
-                    new.append(model)
-                elif self._takes_over(model, wanted.traffic):
-                    await self._versions.proven(model)
-                found[version] = model
-        except BaseException:
-            for model in new:
-                self._versions.let_go(model)
-            raise
-        return found
-
-    async def _brought_up(self, name: str, version: str, wanted: InForce) -> ServedModel | None:
-        """None for a standby that can't be had: nobody is answered by it."""
-        try:
-            return await self._versions.bring_up(name, version, wanted.config)
-        except HeadraceError as error:
-            canary = wanted.traffic.canary
-            if version == wanted.traffic.current or (canary is not None and version == canary.version):
-                raise
-            log.warning("no hot standby", model=name, version=version, reason=error.text)
-            return None
-
-    def _takes_over(self, model: ServedModel, traffic: Traffic) -> bool:
-        """Whether one that can't answer now is to take callers away from one that can."""
-        split = self._routing.split(model.name)
-        if split is None or not _answers(split.current) or _answers(model):
-            return False
-        if model.version == traffic.current:
-            return model is not split.current
-        return traffic.canary is not None and model.version == traffic.canary.version and model is not split.canary
-
-    def _let_go_new(self, found: dict[str, ServedModel]) -> None:
-        for model in found.values():
-            if model.state.role == "coming":
-                self._versions.let_go(model)
-
-    def _existing(self, name: str, version: str, revision: str) -> ServedModel | None:
-        for model in self._routing.of(name):
-            usable = model.state.role != "retiring" and model.state.phase != "unloaded"
-            if usable and (model.version, model.revision) == (version, revision):
-                return model
-        return None
-
     def _switch(self, name: str, wanted: InForce, found: dict[str, ServedModel]) -> None:
         """Move the pointer. What is not needed any more finishes what it has, and is let go."""
         if name not in self._in_force:  # unloaded meanwhile: this is what the next load serves
-            self._let_go_new(found)
             return
         traffic, canary = wanted.traffic, wanted.traffic.canary
         current = found[traffic.current]
@@ -273,9 +228,8 @@ class ModelControl:
         kept = {model.number for model in found.values()}
         for model in self._routing.of(name):
             if model.number in kept:
-                self._versions.keep(model)
                 model.state.role, model.state.refused = role_of(traffic, model.version), ""
-            else:
+            elif model.state.role != "coming":  # those are another order's, which has yet to say whether it needs them
                 self._versions.retire(model)
         before = self._in_force.get(name)
         self._in_force[name] = wanted
@@ -292,7 +246,3 @@ class ModelControl:
             if reason:
                 log.error("not applied", model=name, version=split.current.version, reason=reason)
             self.changed()
-
-
-def _answers(model: ServedModel) -> bool:
-    return model.state.phase in {"ready", "on_demand"}

@@ -22,6 +22,10 @@ class InForce(NamedTuple):
     """model.yaml."""
 
 
+class ChangedMeanwhile(Conflict):
+    """What an order was made for is not in force any more."""
+
+
 class ModelFiles:
     """Every call is a thread's, since a disk may hang."""
 
@@ -48,7 +52,9 @@ class ModelFiles:
 
         def changed(now: Traffic) -> Traffic:
             if now.without_history() != before.without_history():
-                raise Conflict(f"the traffic of model {name[:100]!r} was changed by somebody else meanwhile; try again")
+                raise ChangedMeanwhile(
+                    f"the traffic of model {name[:100]!r} was changed by somebody else meanwhile; try again"
+                )
             return change(now)
 
         return await _in_thread("", lambda: change_traffic(self._root, name, changed))

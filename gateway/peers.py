@@ -85,7 +85,11 @@ class Figures(msgspec.Struct, tag="figures"):
     model: str
 
 
-Ask: TypeAlias = Figures | Show | Control | Changes | Ordered | Prepare | Adopt
+class Alive(msgspec.Struct, tag="alive"):
+    """Do you answer? Answered with nothing."""
+
+
+Ask: TypeAlias = Alive | Figures | Show | Control | Changes | Ordered | Prepare | Adopt
 
 
 class Answer(msgspec.Struct):

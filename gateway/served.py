@@ -60,8 +60,6 @@ class ServedModel:
         """Sent to this version and not answered yet."""
         self.config = b""
         """model.yaml as it was read for this version: pool and workers are to have no other."""
-        self.pinned = True
-        """Whether a worker keeps it whatever else is to be loaded."""
         self.preprocessing = b""
         """What decides how an input is prepared (`gateway.prepared_cache.preprocessing_digest`)."""
         self.cached = True
@@ -96,6 +94,11 @@ class ServedModel:
     def revision(self) -> str:
         """Which content of model.yaml it runs with."""
         return revision_of(self.config)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a worker keeps it whatever else is to be loaded."""
+        return not self.state.on_demand
 
     @property
     def waits_for_load(self) -> bool:

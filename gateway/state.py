@@ -25,12 +25,19 @@ class ModelState(msgspec.Struct):
     load_s: float = 0.0
     row_cap: int | None = None
     """Rows that fit the device's memory at once, learned from running out of it."""
+    on_demand: bool = False
+    """Loaded by the requests that want it, and given up for other versions."""
     role: Role = "current"
     """What it is to its model."""
     refused: str = ""
     """Why a newer model.yaml, or a newer version, did not take this one's place: one sentence, safe to show."""
     stages_s: dict[str, float] = {}
     """`load_s` by stage: wait, read, build, device, warm_up."""
+
+
+def comes_by_request(state: ModelState) -> bool:
+    """Whether a version is loaded by the requests that want it, and a worker is there: no lack of readiness."""
+    return state.on_demand and state.phase != "no_worker"
 
 
 class ServerState(Protocol):

@@ -10,7 +10,6 @@ from gateway.readiness import Readiness
 from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.worker_client import WorkerClient
-from shared.clock import now_s
 from shared.errors import HeadraceError, NotReady, StartupError
 from shared.logs import get_logger
 from shared.messages import LoadModel, OpenPipeline
@@ -21,10 +20,6 @@ log = get_logger()
 
 LOAD_LIMIT_S = 120.0
 """How long an order waits for the proof; the load itself goes on. Large models on cold disks take a minute."""
-UNUSED_S = LOAD_LIMIT_S + 60
-"""A version that was brought up and that nobody pointed to after so long is let go: whoever wanted it has gone."""
-
-
 _NEVER_S = float("-inf")
 
 
@@ -41,7 +36,6 @@ class Versions:
         self._workers = workers
         self._readiness: Readiness
         self._next_number = 1 + max((model.number for model in routing.models()), default=0)
-        self._coming_s: dict[int, float] = {}
         self._forget: Sequence[Callable[[int], None]] = ()
         self._leaving: list[ServedModel] = []
         """Let go while requests were under way: these still count for it when they end. Bounded by admission."""
@@ -84,7 +78,6 @@ class Versions:
     def start(self, model: ServedModel) -> None:
         """Have it loaded and proven beside whatever answers now."""
         model.state.role = "coming"
-        self._coming_s[model.number] = now_s()
         self._routing.add(model)
         self._readiness.wanted(model)
         self.serve(model)
@@ -133,13 +126,8 @@ class Versions:
             raise
         return model
 
-    def keep(self, model: ServedModel) -> None:
-        """Somebody points to it now."""
-        self._coming_s.pop(model.number, None)
-
     def retire(self, model: ServedModel) -> None:
         """It gets nothing new, and is let go when its last request is answered."""
-        self._coming_s.pop(model.number, None)
         model.state.role = "retiring"
         self.tidy()
 
@@ -148,7 +136,6 @@ class Versions:
         self._readiness.unloaded(model, reason)
         self._workers.forget(model.number)
         self._dispatch.withdraw(model)
-        self._coming_s.pop(model.number, None)
 
     def let_go(self, model: ServedModel) -> None:
         """Withdraw it, and forget that it was ever there."""
@@ -158,7 +145,6 @@ class Versions:
             forget(model.number)
         self._leaving.append(model)
         self._tell_gone()
-        self._pool.close(model.number)
 
     def tidy(self) -> None:
         """Let go of what is done with. Called a few times a second."""
@@ -166,20 +152,12 @@ class Versions:
         for model in [model for model in self._routing.models() if model.state.role == "retiring"]:
             if not model.requests:
                 self.let_go(model)
-        if self._coming_s:
-            self._tidy_unused(now_s())
-
-    def _tidy_unused(self, now: float) -> None:
-        for number in [number for number, since_s in self._coming_s.items() if now - since_s > UNUSED_S]:
-            model = self._routing.get(number)
-            if model is not None and model.state.role == "coming":
-                self.let_go(model)
-            self._coming_s.pop(number, None)
 
     def _tell_gone(self) -> None:
         left = [model for model in self._leaving if not model.requests]
         self._leaving = [model for model in self._leaving if model.requests]
         for model in left:
+            self._pool.close(model.number)  # not before: its processes finish what they have of it
             others = [*self._routing.of(model.name), *self._leaving]
             if all((other.name, other.version) != (model.name, model.version) for other in others):
                 self.gone(model.name, model.version)

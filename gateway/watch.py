@@ -20,11 +20,15 @@ from shared.traffic import Traffic
 
 log = get_logger()
 
+FIRST_DELAY_S, LAST_DELAY_S = 5.0, 300.0
+"""What can't be served is tried again after the first, then after twice as long each time up to the last."""
 LOOK_EVERY_S = 1.0
 """Two `stat` calls a model: some microseconds, in a thread, since a disk may hang."""
 
 Print: TypeAlias = tuple[int, int, int]
 """Inode, length and time of a change (ns): what tells one content of a file from another without reading it."""
+Prints: TypeAlias = tuple[Print | None, ...]
+"""Of all files of one model that are looked at."""
 GiveOrder: TypeAlias = Callable[[str, Order, str], Awaitable[Traffic]]
 
 
@@ -37,10 +41,15 @@ class Watch:
         self._control = control
         self._order = order
         self._leads = leads
-        self._seen: dict[str, tuple[Print | None, ...]] = {}
+        self._seen: dict[str, Prints] = {}
         self._task: asyncio.Task[None] | None = None
         self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._stepping: dict[str, asyncio.Task[None]] = {}
+        self._delays_s: dict[str, float] = {}
+        self._again_s: dict[str, float] = {}
+        """Models that could not be served as the files say: since how long the next try waits, and when it is due."""
+        self.has_evidence: Callable[[str], bool] = lambda _name: True
+        """Whether enough is known of a canary for a larger share."""
 
     def start(self) -> None:
         """Begin with what is on the disk now: canaries and standbys are loaded, too."""
@@ -66,19 +75,39 @@ class Watch:
         """Once."""
         names = self._control.names()
         prints = await asyncio.to_thread(lambda: {name: self._prints(name) for name in names})
-        self._seen = {name: seen for name, seen in self._seen.items() if name in prints}
+        for known in (self._seen, self._delays_s, self._again_s):
+            for name in known.keys() - prints.keys():
+                del known[name]
         for name, found in prints.items():
-            if found != self._seen.get(name) and name not in self._reconciling:
+            if name not in self._reconciling and self._is_to_be_served(name, found):
                 self._seen[name] = found
-                _begin(self._reconciling, name, self._control.reconcile)
+                _begin(self._reconciling, name, self._reconcile)
         if self._leads:
             for name in self._control.names():
                 if name not in self._stepping and self._is_due(name):
                     _begin(self._stepping, name, self._step)
 
+    def _is_to_be_served(self, name: str, found: Prints) -> bool:
+        """Whether the files have changed, or what they said could not be served and it is time to try again."""
+        if found != self._seen.get(name):
+            self._delays_s.pop(name, None)
+            return True
+        if name not in self._delays_s:
+            return not self._control.is_whole(name)
+        return now_s() >= self._again_s[name]
+
+    async def _reconcile(self, name: str) -> None:
+        delay_s = min(2 * self._delays_s.get(name, FIRST_DELAY_S / 2), LAST_DELAY_S)
+        self._delays_s[name], self._again_s[name] = delay_s, now_s() + delay_s  # also if a bug ends what follows
+        if await self._control.reconcile(name) and self._control.is_whole(name):
+            del self._delays_s[name], self._again_s[name]
+
     def _is_due(self, name: str) -> bool:
+        """Whether a ramp's next step is due, and as much is known of the canary as a larger share needs."""
         canary = self._control.traffic(name).canary
-        return canary is not None and canary.ramp is not None and time.time() >= canary.ramp.next_at_s
+        if canary is None or canary.ramp is None or time.time() < canary.ramp.next_at_s:
+            return False
+        return self.has_evidence(name)
 
     async def _step(self, name: str) -> None:
         try:
@@ -86,7 +115,7 @@ class Watch:
         except HeadraceError as error:
             log.warning("a ramp's next step can't be taken", model=name, reason=error.text)
 
-    def _prints(self, name: str) -> tuple[Print | None, ...]:
+    def _prints(self, name: str) -> Prints:
         return tuple(_print_of(self._root / name / file) for file in (TRAFFIC_FILE, CONFIG_FILE))
 
 

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from gateway.api.interceptors import Call, Context, Edge
-from gateway.state import ServerState
+from gateway.state import ServerState, comes_by_request
 from shared.clock import FOREVER_S, now_s
 from shared.errors import HeadraceError, UnknownModel
 
@@ -60,12 +60,10 @@ class Health:
         if service in self._whole:
             ready = not self._stopping and self._state.not_ready_reason() is None
         else:
-            phases = [
-                model.phase for model in self._state.models() if model.name == service and model.role == "current"
-            ]
-            if not phases:
+            current = [model for model in self._state.models() if model.name == service and model.role == "current"]
+            if not current:
                 return UNKNOWN
-            ready = not self._stopping and not {"ready", "on_demand"}.isdisjoint(phases)
+            ready = not self._stopping and any(each.phase == "ready" or comes_by_request(each) for each in current)
         return SERVING if ready else NOT_SERVING
 
     async def check(self, message: "health_pb2.HealthCheckRequest", _call: Call) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from gateway.api.parse import shown
-from gateway.state import ModelState
+from gateway.state import ModelState, comes_by_request
 from shared.errors import InvalidInput, UnknownModel, UnknownVersion
 from shared.pipeline import Options, Pipeline, PipelineSpec
 from shared.tensors import TensorSpec
@@ -113,7 +113,7 @@ def versions_of(models: Models, name: str) -> list[Served]:
 
 def can_answer(model: Served) -> bool:
     """Whether a request would be answered: at once, or after it has had the model loaded."""
-    return model.state.phase in {"ready", "on_demand"}
+    return model.state.phase == "ready" or comes_by_request(model.state)
 
 
 def number_of(version: str) -> str:

@@ -31,7 +31,7 @@ class Bench:
 
     def model(self, number: int = 1, phase: Phase = "on_demand") -> ServedModel:
         model = served(number)
-        model.pinned = False
+        model.state.on_demand = True
         model.state.phase = phase
         self.workers.serve(LoadModel(number, model.name, model.version, pinned=False))
         return model

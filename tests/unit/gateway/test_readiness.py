@@ -252,7 +252,7 @@ async def test_how_a_model_runs_is_shown_and_follows_the_worker() -> None:
 
 def lazy(number: int = 1) -> ServedModel:
     model = served(number)
-    model.pinned = False
+    model.state.on_demand = True
     return model
 
 

@@ -136,9 +136,9 @@ def test_while_two_contents_of_model_yaml_are_loaded_the_version_s_name_means_th
 @pytest.mark.parametrize("phase", ["on_demand", "loading", "proving"])
 def test_what_is_loaded_on_demand_is_sent_on_to_wait_and_what_is_pinned_is_not(phase: Phase) -> None:
     lazy = version(1, phase=phase)
-    lazy.pinned = False
+    lazy.state.on_demand = True
     assert Routing([lazy]).route("words", "", "text") is lazy
-    lazy.pinned = True
+    lazy.state.on_demand = False
     with pytest.raises(NotReady) as caught:
         Routing([lazy]).route("words", "", "text")
     assert caught.value.retry_after_ms == RETRY_MS[phase]
@@ -147,7 +147,7 @@ def test_what_is_loaded_on_demand_is_sent_on_to_wait_and_what_is_pinned_is_not(p
 @pytest.mark.parametrize("phase", ["failed", "no_worker"])
 def test_what_can_not_be_loaded_on_demand_now_says_why(phase: Phase) -> None:
     lazy = version(1, phase=phase)
-    lazy.pinned, lazy.state.reason = False, "it needs 9 GB"
+    lazy.state.on_demand, lazy.state.reason = True, "it needs 9 GB"
     with pytest.raises(NotReady, match="it needs 9 GB"):
         Routing([lazy]).route("words", "", "text")
 
@@ -155,7 +155,7 @@ def test_what_can_not_be_loaded_on_demand_now_says_why(phase: Phase) -> None:
 @pytest.mark.parametrize("pinned", [True, False])
 def test_an_unloaded_model_is_unknown_by_name_and_by_version(pinned: bool) -> None:
     model = version(1, phase="unloaded")
-    model.pinned = pinned
+    model.state.on_demand = not pinned
     for asked in ("", model.version):
         with pytest.raises(UnknownModel, match="has no loaded version; load it first"):
             Routing([model]).route("words", asked, "text")

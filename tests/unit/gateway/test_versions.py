@@ -38,7 +38,7 @@ def traces(w: World, number: int) -> list[str]:
                 w.readiness._proving,
             )
         ),
-        "coming": number in w.versions._coming_s,
+        "held": number in w.control._preparer._held,
         "leaving": bool(w.versions._leaving),
     }
     return [where for where, is_kept in kept.items() if is_kept]
@@ -168,29 +168,6 @@ async def test_a_retired_version_stays_until_its_last_request_is_answered(root: 
         w.versions.tidy()
         assert old not in w.roles()
         assert traces(w, leaving.number) == []
-
-
-async def test_what_nobody_pointed_to_is_let_go_after_a_while(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = add(root, b"old"), add(root, b"new")
-    async with world(root) as w:
-        coming = await w.versions.bring_up(NAME, new, config_bytes(root / NAME))
-        now = module.now_s()
-        monkeypatch.setattr(module, "now_s", lambda: now + module.UNUSED_S - 1)
-        w.versions.tidy()
-        assert w.roles() == {old: "current", new: "coming"}
-        monkeypatch.setattr(module, "now_s", lambda: now + module.UNUSED_S + 1)
-        w.versions.tidy()
-        assert w.roles() == {old: "current"}
-        assert traces(w, coming.number) == []
-
-
-async def test_what_somebody_points_to_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, new = add(root, b"old"), add(root, b"new")
-    async with world(root) as w:
-        await w.order(StartCanary(Canary(version=new, percent=1.0)))
-        monkeypatch.setattr(module, "now_s", lambda: 1e9)
-        w.versions.tidy()
-        assert w.roles()[new] == "canary"
 
 
 def series(w: World, version: str) -> float | None:

@@ -11,7 +11,7 @@ from tests.support.gateway_parts import connect_worker, served
 
 async def work_of(b: Bench, *, pinned: bool = False) -> Work:
     model = served()
-    model.pinned = pinned
+    model.state.on_demand = not pinned
     b.dispatch.configure(model)
     await b.submit(model)
     (found,) = b.dispatch.parked.take(1)
@@ -42,7 +42,7 @@ async def test_what_a_worker_had_given_up_is_queued_again_and_neither_dropped_no
     bench: Callable[..., Bench],
 ) -> None:
     model = served()
-    model.pinned = False
+    model.state.on_demand = True
     b = bench(model)
     worker = connect_worker(b.workers, 1)
     future = await b.submit(model)
