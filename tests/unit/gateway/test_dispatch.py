@@ -226,7 +226,7 @@ async def test_a_worker_that_does_not_come_back_in_time_is_unavailable(bench: Ca
 
 async def test_what_waits_for_a_load_is_limited_by_its_own_deadline(bench: Callable[..., Bench]) -> None:
     model = served()
-    model.pinned, model.state.phase = False, "loading"
+    model.state.on_demand, model.state.phase = True, "loading"
     b = bench(model, limits=WorkerSettings(return_limit_ms=1))
     connect_worker(b.workers)
     wanted: list[str] = []

@@ -36,7 +36,7 @@ async def test_what_no_worker_has_waits_in_order_and_wants_its_version(bench: Ca
 @pytest.mark.parametrize("pinned", [True, False])
 async def test_a_lost_worker_is_waited_for_up_to_the_limit(bench: Callable[..., Bench], pinned: bool) -> None:
     model = served()
-    model.pinned, model.state.phase = pinned, "no_worker"
+    model.state.on_demand, model.state.phase = not pinned, "no_worker"
     b = bench(model, limits=WorkerSettings(return_limit_ms=10))
     future = await b.submit(model)
     with pytest.raises(ProcessLost, match=r"worker\.return_limit_ms"):
@@ -46,7 +46,7 @@ async def test_a_lost_worker_is_waited_for_up_to_the_limit(bench: Callable[..., 
 
 async def test_a_load_that_takes_longer_is_no_lost_worker() -> None:
     model = served()
-    model.pinned, model.state.phase = False, "loading"
+    model.state.on_demand, model.state.phase = True, "loading"
     b = Bench(model)
     parked = Parked(1000.0)
     b.dispatch.parked = parked
