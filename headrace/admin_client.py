@@ -184,7 +184,7 @@ class AdminClient:
     def remove_version(self, name: str, version: str) -> int:
         """Delete a version that is not in use; returns the bytes that it had. Raises HeadraceError."""
         request = pb.RemoveVersionRequest(model=name, version=version, user=self.user)
-        return int(self._call(self._stub.RemoveVersion, request).freed_bytes)
+        return int(self._call(self._stub.RemoveVersion, request, ORDER_LIMIT_S).freed_bytes)
 
     def verify(self, name: str = "") -> Iterator[results.Verified]:
         """Every version hashed again, one after another. Raises HeadraceError."""

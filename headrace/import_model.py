@@ -6,12 +6,9 @@ behind is that hidden folder, which nobody reads and the next import removes.
 """
 
 import contextlib
-import fcntl
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +20,13 @@ from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE, ModelConfig, config_bytes, parse_config
 from shared.onnx_check import OnnxTensor
 from shared.repository import TRAFFIC_FILE, VERSIONS, Meta, Repository, RepositoryError, is_name
+from shared.repository_lock import locked, workplace
 from shared.repository_sources import collect
 from shared.repository_writer import add_version, write_atomically
 
 BY = "headrace models import"
 PROOF_LIMIT_S = 600.0
 """For loading, warming up and one answer; a network that takes longer is not served by a busy server either."""
-_HIDDEN = ".import-"
 _MAX_LABEL_BYTES = 16 * 1024 * 1024
 
 
@@ -80,7 +77,7 @@ def run(root: Path, name: str, file: Path, options: ImportOptions) -> Imported:
         )
     found = look(file)
     labels = _labels(options.labels)
-    with _hidden(root, name) as stage:
+    with _stage(root, name) as stage:
         folder = stage / name
         made = _config(root / name, folder, found, options, labels)
         config = parse_config(config_bytes(folder), name)
@@ -199,7 +196,8 @@ def _keep(root: Path, folder: Path, new_config: bool, files: dict[str, Path], me
         return
     config = real / CONFIG_FILE
     if new_config:
-        write_atomically(config, (folder / CONFIG_FILE).read_bytes())
+        with locked(real):
+            write_atomically(config, (folder / CONFIG_FILE).read_bytes())
     try:
         add_version(root, real.name, files, meta, by=BY)
     except StartupError:
@@ -209,31 +207,13 @@ def _keep(root: Path, folder: Path, new_config: bool, files: dict[str, Path], me
 
 
 @contextlib.contextmanager
-def _hidden(root: Path, name: str) -> Iterator[Path]:
-    """A folder in the repository that no reader sees; held by this process, gone afterwards."""
+def _stage(root: Path, name: str) -> Iterator[Path]:
+    """A folder in the repository that no reader sees; gone afterwards."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _sweep(root)
-        with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=root, ignore_cleanup_errors=True) as place:
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield Path(place)
-            finally:
-                os.close(descriptor)
+        with workplace(root) as place:
+            yield place
     except OSError as error:
         raise RepositoryError(
             f"model {name}: can't be stored: {error.strerror or error}; nothing was imported"
         ) from error
-
-
-def _sweep(root: Path) -> None:
-    """Remove what dead imports left: the kernel has let go of their locks."""
-    for place in root.glob(f"{_HIDDEN}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
-            finally:
-                os.close(descriptor)

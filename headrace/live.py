@@ -5,6 +5,7 @@ next one reads what was written.
 """
 
 from shared.errors import UnknownModel
+from shared.repository_garbage import collect_garbage
 from shared.repository_writer import Removed, remove_version, set_current
 from shared.settings import Settings
 from shared.traffic import Traffic
@@ -24,20 +25,24 @@ def make_current(settings: Settings, name: str, version: str, by: str) -> Traffi
 
 def remove(settings: Settings, name: str, version: str) -> Removed:
     """Remove a version that is not in use. Raises HeadraceError, StartupError."""
-    # Asked before anything is locked: a server takes up a version only by its traffic, which is looked at then.
-    used = in_use(settings, name)
-    return remove_version(settings.repository, name, version, unless=lambda: used)
+    from headrace.admin_client import AdminClient  # noqa: PLC0415 - imports gRPC
+    from headrace.admin_wire import NoServer  # noqa: PLC0415
+
+    try:
+        with AdminClient.connect(settings) as server:  # which knows what it is about to take up
+            return Removed(name, version, server.remove_version(name, version))
+    except NoServer:
+        return remove_version(settings.repository, name, version)
 
 
-def in_use(settings: Settings, name: str) -> set[str]:
-    """Versions of a model that a running server holds or is loading, whatever traffic.json says; else none."""
+def collect(settings: Settings, name: str, *, keep: int, dry_run: bool) -> list[Removed]:
+    """Remove a model's versions that nothing needs, and what crashes left. Raises HeadraceError, StartupError."""
     from headrace.admin_client import AdminClient  # noqa: PLC0415 - imports gRPC
     from headrace.admin_wire import NoServer  # noqa: PLC0415
 
     try:
         with AdminClient.connect(settings) as server:
-            found = server.models().versions
+            found = server.collect_garbage(name, keep=keep, dry_run=dry_run).removed
     except NoServer:
-        return set()
-    idle = {"", "unloaded", "failed"}
-    return {state.version for state in found if state.model == name and (state.role or state.phase not in idle)}
+        return collect_garbage(settings.repository, name, keep=keep, dry_run=dry_run)
+    return [Removed(each.model, each.version, each.bytes) for each in found]

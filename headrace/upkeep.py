@@ -12,7 +12,6 @@ from headrace.output import print_json
 from shared.errors import HeadraceError, StartupError
 from shared.repository import VERSIONS, Repository
 from shared.repository_files import faults
-from shared.repository_garbage import collect_garbage
 from shared.repository_lock import bytes_in
 from shared.repository_writer import Removed
 from shared.settings import Settings
@@ -108,8 +107,7 @@ def collect(settings: Settings, names: Sequence[str], *, keep: int, dry_run: boo
     """`headrace models gc`. Raises UnknownModel, RepositoryError."""
     removed: list[Removed] = []
     for name in names or Repository(settings.repository).names():
-        used = live.in_use(settings, name)
-        removed += collect_garbage(settings.repository, name, keep=keep, dry_run=dry_run, in_use=used)
+        removed += live.collect(settings, name, keep=keep, dry_run=dry_run)
     nbytes = sum(found.nbytes for found in removed)
     if as_json:
         print_json({"removed": removed, "nbytes": nbytes, "dry_run": dry_run})

@@ -1,6 +1,6 @@
 """What nobody needs any more: versions without traffic that are not among the newest, and what crashes left."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shared.errors import Conflict, UnknownVersion
@@ -18,24 +18,24 @@ def collect_garbage(
     *,
     keep: int = KEEP,
     dry_run: bool = False,
-    in_use: Collection[str] = (),
+    unless: Callable[[], Collection[str]] = tuple,
 ) -> list[Removed]:
     """Remove a model's versions that are neither in its traffic nor among the newest `keep`, and crashed writers' rest.
 
-    `in_use`: versions that are in use elsewhere; `dry_run`: only tell. What a crash left has no version. A
-    version whose meta.json can't be read has no age, and stays: `remove_version` takes it. Raises UnknownModel,
-    RepositoryError when it is not known what is in use.
+    `unless`: asked for versions that are in use elsewhere, as by `remove_version`; `dry_run`: only tell. What a crash
+    left has no version. A version whose meta.json can't be read has no age, and stays: `remove_version` takes it.
+    Raises UnknownModel, RepositoryError when it is not known what is in use.
     """
     repository = Repository(root)
     used = {*repository.traffic(name).wanted(), repository.current(name)} if repository.versions(name) else set()
-    used.update(in_use)
+    used.update(unless())
     removed = [
         Removed(name, version, bytes_in(root / name / VERSIONS / version))
         for version in _by_age(repository, name)[keep:]
         if version not in used
     ]
     if not dry_run:
-        removed = [found for found in removed if _remove(root, found, in_use)]
+        removed = [found for found in removed if _remove(root, found, unless)]
     left = sweep(root, name, dry_run=dry_run)
     return [*removed, Removed(name, "", left)] if left else removed
 
@@ -53,9 +53,9 @@ def _by_age(repository: Repository, name: str) -> list[str]:
     return [version for *_, version in sorted(ages, reverse=True)]
 
 
-def _remove(root: Path, found: Removed, in_use: Collection[str]) -> bool:
+def _remove(root: Path, found: Removed, unless: Callable[[], Collection[str]]) -> bool:
     try:
-        remove_version(root, found.name, found.version, unless=lambda: in_use)
+        remove_version(root, found.name, found.version, unless=unless)
     except (Conflict, UnknownVersion):  # somebody has just given it traffic, or removed it
         return False
     return True

@@ -12,7 +12,6 @@ import contextlib
 import datetime as dt
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from shared.errors import Conflict, UnknownVersion
 from shared.model_config import CONFIG_FILE, RepositoryError
 from shared.repository import META_FILE, TRAFFIC_FILE, VERSIONS, Meta, ModelVersion, Repository, digest_of, is_name
 from shared.repository_files import PIECE_BYTES, reason_of
-from shared.repository_lock import HIDDEN, REMOVED, bytes_in, hidden_folder, leftovers, locked, remove, sync_folder
+from shared.repository_lock import HIDDEN, Waste, bytes_in, hidden_folder, left_in, locked, sync_folder
 from shared.repository_sources import is_file_name, open_plain
 from shared.traffic import Traffic, Why, switch
 
@@ -63,8 +62,8 @@ def add_version(
         whole = msgspec.structs.replace(meta, digest=digest, files=dict(sorted(digests.items())), created=now_utc())
         with hidden_folder(folder, target.name) as hidden:
             _store(hidden, files, whole)
-            with locked(folder):
-                _appear(root, hidden, target, by)
+            with locked(folder) as waste:
+                _appear(root, hidden, target, by, waste)
     else:  # the caller relies on this content: a file that rotted must not pass for it
         Repository.verify(Repository(root).open(name, target.name))
     if make_current:
@@ -81,7 +80,8 @@ def remove_version(root: Path, name: str, version: str, *, unless: Callable[[], 
     if version not in Repository(root).versions(name):
         raise UnknownVersion(f"model {name} has no version {version[:100]!a}")
     folder = root / name
-    with locked(folder):
+    with locked(folder) as waste:
+        waste.sweep()
         repository = Repository(root)
         traffic = repository.traffic(name)
         if version in traffic.wanted() or repository.versions(name) == [version]:
@@ -89,20 +89,19 @@ def remove_version(root: Path, name: str, version: str, *, unless: Callable[[], 
             raise Conflict(f"version {version} of {name} is in use ({role}): {_WAY_OUT[role].format(name)}")
         if version in unless():
             raise Conflict(f"version {version} of {name} is in use by the running server")
-        found = folder / VERSIONS / version
-        nbytes = bytes_in(found)
-        gone = found.with_name(f"{REMOVED}{version}")
-        found.rename(gone)
-        sync_folder(gone.parent)
-        shutil.rmtree(gone)
+        if version not in repository.versions(name):
+            raise UnknownVersion(f"version {version} of {name} has been removed just now")
+        nbytes = bytes_in(folder / VERSIONS / version)
+        waste.put(folder / VERSIONS / version)
     return Removed(name, version, nbytes)
 
 
 def sweep(root: Path, name: str, *, dry_run: bool = False) -> int:
     """Remove what dead writers left in a model's folder; `dry_run`: only count. Returns the bytes."""
-    folder = root / name
-    with locked(folder, sweep=False):
-        return sum(bytes_in(path) if dry_run else remove(path) for path in leftovers(folder))
+    if dry_run:
+        return left_in(root / name)
+    with locked(root / name) as waste:
+        return waste.sweep()
 
 
 def role_of(traffic: Traffic, version: str) -> str:
@@ -128,15 +127,21 @@ def set_current(root: Path, name: str, version: str, *, by: str = "") -> Traffic
 def change_traffic(root: Path, name: str, change: Callable[[Traffic], Traffic]) -> Traffic:
     """Replace a model's traffic.json by what `change` makes of it, while no other writer is at it.
 
-    Raises what `change` raises, then nothing has happened; UnknownModel, RepositoryError.
+    Raises what `change` raises, then nothing has happened; UnknownVersion for one that has been removed meanwhile,
+    UnknownModel, RepositoryError.
     """
     repository = Repository(root)
-    versions = repository.versions(name)
+    repository.versions(name)
     with locked(root / name):
-        before = repository.traffic(name)
+        versions, before = repository.versions(name), repository.traffic(name)
         if not before.current and len(versions) == 1:  # the only one is current without any file
             before = Traffic(current=versions[0])
-        return _write_traffic(root / name, before, change(before))
+        after = change(before)
+        # What had its part before may be gone (by hand, perhaps): that must not keep anybody from ending a canary.
+        for version in [after.current, *(each for each in after.wanted() if each not in before.wanted())]:
+            if version not in versions and version != before.current:
+                raise UnknownVersion(f"model {name} has no version {version[:100]!a}: it has been removed")
+        return _write_traffic(root / name, before, after)
 
 
 def now_utc() -> str:
@@ -192,16 +197,15 @@ def _told_with(file: str) -> Iterator[None]:
         raise RepositoryError(f"{file}: can't be stored: {reason_of(error)} (nothing was changed)") from error
 
 
-def _appear(root: Path, hidden: Path, target: Path, by: str) -> None:
+def _appear(root: Path, hidden: Path, target: Path, by: str, waste: Waste) -> None:
     """Give a whole version its name, under the model's lock; a model's first one becomes current."""
     name = target.parents[1].name
     if (target / META_FILE).is_file():  # another process has stored the same just now
-        shutil.rmtree(hidden)
         return
     before = Repository(root).traffic(name)
     others = [version for version in Repository(root).versions(name) if version != target.name]
     if target.exists():  # without a readable meta.json: it is no version, and stands in the way
-        shutil.rmtree(target)
+        waste.put(target)
     if not before.current and len(others) == 1:  # without a traffic.json it was current as the only one
         _write_traffic(target.parents[1], before, Traffic(current=others[0]))
     hidden.rename(target)

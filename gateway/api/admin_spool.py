@@ -1,27 +1,20 @@
 """Files of a new version on their way in: a private folder beside the models, which is gone afterwards in any case.
 
-It lies on the repository's own file system, so that what fits there fits the repository. A crash leaves it behind; the
-next one made removes it, since nobody holds its lock any more.
+A crash leaves it behind; whoever makes the next one removes it (`shared.repository_lock.workplace`).
 """
 
 import contextlib
-import fcntl
-import os
 import shutil
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from shared.errors import Conflict, InvalidInput, StartupError
 from shared.repository import Meta, Repository
+from shared.repository_lock import workplace
 from shared.repository_sources import collect
 from shared.repository_writer import add_version
-
-_PREFIX = ".adding-"
-"""No model's name starts with a dot, so that no reader of the repository takes it for one."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class NewFile(NamedTuple):
@@ -49,13 +42,13 @@ class Spool:
         self._index = 0
         self._left = files[0].nbytes
         self._folder: Path | None = None
-        self._lock = -1
+        self._place = contextlib.ExitStack()
         self._writer: BinaryIO | None = None
         self._removed = False
         self._turn = threading.Lock()
 
     def prepare(self) -> None:
-        """Make the folder. Raises OSError, and Conflict when the disk has too little room."""
+        """Make the folder. Raises OSError, RepositoryError, and Conflict when the disk has too little room."""
         with self._turn:
             self._check_open()
             total, free = sum(file.nbytes for file in self._files), shutil.disk_usage(self._root).free
@@ -63,11 +56,7 @@ class Spool:
                 raise Conflict(
                     f"the version has {total} bytes; twice as many are needed while it is stored, and {free} are free"
                 )
-            with _held(self._root):  # so that no sweep comes between the folder and its lock
-                _sweep(self._root)
-                self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
-                self._lock = os.open(self._folder, _FOLDER)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._folder = self._place.enter_context(workplace(self._root))
 
     def write(self, chunk: bytes) -> None:
         """The next bytes. Raises InvalidInput for more than were announced, Conflict when the disk refuses."""
@@ -108,11 +97,7 @@ class Spool:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            self._place.close()
 
     def _check_open(self) -> None:
         if self._removed:
@@ -138,26 +123,3 @@ class Spool:
         if self._folder is None:
             raise Conflict("the stream has ended, and the version is not stored")
         return self._folder
-
-
-@contextlib.contextmanager
-def _held(root: Path) -> Iterator[None]:
-    """The repository's own lock, for moments: only those who make and sweep these folders take it."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _sweep(root: Path) -> None:
-    """Remove what crashed processes left."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, _FOLDER)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a living one fills it
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)

@@ -1,6 +1,6 @@
 """The admin service's part about what is stored: RemoveVersion, Verify, CollectGarbage, Diff, and what there is."""
 
-from collections import defaultdict
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from shared.repository_garbage import KEEP, collect_garbage
 from shared.repository_writer import Removed, remove_version
 
 MAX_KEEP = 1000
+LOOP_LIMIT_S = 5.0
+"""How long a thread that has a model's folder locked waits for the event loop, which may be ending."""
 
 log = get_logger()
 
@@ -60,8 +62,9 @@ class Storage:
         """Delete a version that is not in use."""
         name, version = admin_parse.model(request.model), admin_parse.version(request.version)
         by = admin_parse.by(request.user, call.context)
-        in_use = self._versions_in_use()[name]
-        removed: Removed = await self._disk.run(remove_version, self._root, name, version, unless=lambda: in_use)
+        removed: Removed = await self._disk.run(
+            remove_version, self._root, name, version, unless=self._asked_from_a_thread(name)
+        )
         log.info("version removed", model=name, version=version, bytes=removed.nbytes, by=by)
         return pb.RemoveVersionResponse(freed_bytes=removed.nbytes)
 
@@ -81,7 +84,7 @@ class Storage:
                     each,
                     keep=keep,
                     dry_run=request.dry_run,
-                    in_use=self._versions_in_use()[each],
+                    unless=self._asked_from_a_thread(each),
                 )
         if found and not request.dry_run:
             log.info("garbage collected", versions=[f"{each.name}/{each.version}" for each in found], by=by)
@@ -90,12 +93,14 @@ class Storage:
             freed_bytes=sum(each.nbytes for each in found),
         )
 
-    def _versions_in_use(self) -> defaultdict[str, set[str]]:
-        """As of now, by model: a copy, which threads may read."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
-        for name, version in self._in_use():
-            found[name].add(version)
-        return found
+    def _asked_from_a_thread(self, name: str) -> Callable[[], set[str]]:
+        """Which versions of a model the server holds at the moment of the call, while the disk is locked."""
+        loop = asyncio.get_running_loop()
+
+        async def now() -> set[str]:
+            return {version for model, version in self._in_use() if model == name}
+
+        return lambda: asyncio.run_coroutine_threadsafe(now(), loop).result(LOOP_LIMIT_S)
 
     async def diff(self, request: pb.DiffRequest, _call: Call) -> pb.DiffResponse:
         """What two versions differ in."""

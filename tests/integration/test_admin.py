@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gateway.api.admin import SERVICE
 from gateway.api.admin_server import target_of
+from gateway.state import ModelState
 from headrace.admin_client import AdminClient
 from headrace.admin_results import Change
 from headrace.admin_wire import NoServer
@@ -30,6 +31,7 @@ from shared.errors import (
     UnknownVersion,
 )
 from shared.repository import Repository
+from shared.repository_lock import locked
 from shared.traffic import Canary, Ramp
 from tests.support.fake_admin import (
     LIMIT_S,
@@ -410,7 +412,7 @@ def test_pickles_are_refused_and_no_path_of_the_server_is_told(admin: AdminClien
     with pytest.raises(Conflict, match=r"weights\.safetensors.*pickle") as caught:
         admin.add_version("m", {"weights.safetensors": path})
     assert str(root) not in caught.value.text
-    assert ".adding-" not in caught.value.text
+    assert ".new-" not in caught.value.text
     assert Repository(root).versions("m") == before
     assert _left(root) == []
 
@@ -500,8 +502,8 @@ def test_a_third_large_call_is_refused_at_once(server: AdminThread, admin: Admin
 
 
 def test_what_a_crash_left_is_removed_by_the_next(admin: AdminClient, root: Path, tmp_path: Path) -> None:
-    (root / ".adding-old").mkdir()
-    (root / ".adding-old" / "0").write_bytes(b"x")
+    (root / ".new-old").mkdir()
+    (root / ".new-old" / "0").write_bytes(b"x")
     admin.add_version("m", _files(tmp_path, b"1"))
     assert _left(root) == []
 
@@ -515,6 +517,30 @@ def test_a_version_in_use_is_not_removed(admin: AdminClient, root: Path, version
     with pytest.raises(UnknownVersion):
         admin.remove_version("m", versions[2])
     assert set(Repository(root).versions("m")) == set(versions[:2])
+
+
+def test_what_the_server_takes_up_while_the_folder_is_locked_is_not_removed(
+    server: AdminThread, admin: AdminClient, root: Path, versions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = ModelState(name="m", version=versions[2], role="coming", phase="loading")
+    known = server.control.index()
+    outcome: list[Exception | int] = []
+
+    def remove() -> None:
+        try:
+            outcome.append(admin.remove_version("m", versions[2]))
+        except Conflict as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=remove)
+    with locked(root / "m"):
+        thread.start()
+        _until("its turn to be waited for", lambda: "admin-disk" in {each.name for each in threading.enumerate()})
+        monkeypatch.setattr(server.control, "index", lambda: [*known, coming])
+    thread.join(LIMIT_S)
+    assert [type(each) for each in outcome] == [Conflict]
+    assert "in use by the running server" in str(outcome[0])
+    assert versions[2] in Repository(root).versions("m")
 
 
 def test_garbage_is_told_first_and_then_collected(admin: AdminClient, root: Path, versions: list[str]) -> None:

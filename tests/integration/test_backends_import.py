@@ -173,7 +173,7 @@ def test_a_process_that_dies_leaves_nothing_and_a_killed_import_is_swept(
     options = ImportOptions(labels=labels, shape=Shape(network="net:build", size=4))
     assert "ended without an answer (exit 7); nothing was imported" in refused(root, weights, options)
     monkeypatch.setattr(import_model, "PROOF_LIMIT_S", 0.01)
-    left = root / ".import-dead"
+    left = root / ".new-dead"
     (left / "m").mkdir(parents=True)
     with pytest.raises(StartupError, match=r"gave no answer within 0\.01 s"):
         run(root, "m", weights, options)

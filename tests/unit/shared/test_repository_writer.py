@@ -26,7 +26,7 @@ from shared.repository_writer import (
     sweep,
     write_atomically,
 )
-from shared.traffic import Canary, Why, start_canary
+from shared.traffic import Canary, Why, roll_back, start_canary, switch
 from tests.support.stack import ROOT
 
 CHILD_LIMIT_S = 60
@@ -414,6 +414,80 @@ def test_a_version_in_use_is_not_removed(root: Path, three: list[str]) -> None:
             with pytest.raises(Conflict, match=rf"in use \({used_as}\)"):
                 remove_version(root, "m", version)
     assert len(Repository(root).versions("m")) == 3
+
+
+@pytest.fixture
+def others_write_while_it_deletes(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been deleted so far, each while another writer had its turn."""
+    monkeypatch.setattr("shared.repository_lock.LOCK_LIMIT_S", 0.2)
+    rmtree, deleted = shutil.rmtree, []
+
+    def deleting(path: Path, *, ignore_errors: bool) -> None:
+        change_traffic(root, "m", lambda before: before)
+        deleted.append(path.name.partition("-")[0])
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", deleting)
+    return deleted
+
+
+def test_nobody_waits_for_a_version_to_be_deleted(
+    root: Path, three: list[str], others_write_while_it_deletes: list[str]
+) -> None:
+    remove_version(root, "m", three[2])
+    assert others_write_while_it_deletes == [".old"]
+    assert hidden(root) == []
+
+
+def test_nobody_waits_for_what_a_crash_left_and_a_rollback_deletes_none_of_it(
+    root: Path, files: dict[str, Path], three: list[str], others_write_while_it_deletes: list[str]
+) -> None:
+    for left in (".new-0123-4567", ".old-0123-4567"):
+        (root / "m" / "versions" / left / "deep").mkdir(parents=True)
+    set_current(root, "m", three[1])
+    assert (others_write_while_it_deletes, len(hidden(root))) == ([], 2)
+    files["weights.bin"].write_bytes(b"more")
+    add_version(root, "m", files, META)
+    assert sorted(others_write_while_it_deletes[:2]) == [".new", ".old"]
+    assert hidden(root) == []
+
+
+def test_what_is_being_deleted_is_nobody_elses_to_delete(
+    root: Path, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmtree, swept = shutil.rmtree, []
+
+    def deleting(path: Path, *, ignore_errors: bool) -> None:
+        swept.append(sweep(root, "m"))
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", deleting)
+    remove_version(root, "m", three[2])
+    assert swept == [0]
+
+
+def test_a_version_that_has_been_removed_gets_no_traffic(root: Path, three: list[str]) -> None:
+    why = Why("now", "test")
+    remove_version(root, "m", three[2])
+    before = (root / "m" / "traffic.json").read_bytes()
+    canary = Canary(version=three[2], percent=5)
+    for change in (
+        lambda before: switch(before, three[2], why),
+        lambda before: start_canary(before, canary, why),
+    ):
+        with pytest.raises(UnknownVersion, match=f"no version '{three[2]}': it has been removed"):
+            change_traffic(root, "m", change)
+    assert (root / "m" / "traffic.json").read_bytes() == before
+
+
+def test_a_standby_that_somebody_has_deleted_keeps_nobody_from_ending_a_canary(root: Path, three: list[str]) -> None:
+    why = Why("now", "test")
+    set_current(root, "m", three[1])
+    change_traffic(root, "m", lambda before: start_canary(before, Canary(version=three[2], percent=5), why))
+    shutil.rmtree(root / "m" / "versions" / three[0])
+    assert change_traffic(root, "m", lambda before: roll_back(before, why)).canary is None
+    with pytest.raises(UnknownVersion, match="it has been removed"):
+        change_traffic(root, "m", lambda before: roll_back(before, why))
 
 
 def test_what_else_is_not_removed(root: Path, three: list[str]) -> None:
