@@ -4,8 +4,7 @@ Reads and orders stand here; the larger ones have files of their own: `admin_upl
 (RemoveVersion, Verify, CollectGarbage, Diff), `admin_watch` (Watch).
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -20,19 +19,17 @@ from gateway.api.admin_watch import Watches
 from gateway.api.interceptors import Call, Edge, Parse
 from gateway.figures import VersionFigures
 from gateway.orders import Order
+from gateway.shielded import Shielded
 from gateway.state import ModelState, ServerState
 from protos.headrace.v1 import admin_pb2 as pb
-from shared.errors import Overloaded, UnknownModel
+from shared.errors import UnknownModel
 from shared.logs import get_logger
 from shared.settings import Settings
 from shared.traffic import Traffic
 
 SERVICE = "headrace.v1.Admin"
-MAX_ORDERS = 16
-"""Orders under way at a time; they go on when their callers have left, and each may load a version."""
 
 _Request = TypeVar("_Request")
-_T = TypeVar("_T")
 
 log = get_logger()
 
@@ -78,7 +75,7 @@ class Admin:
         self._uploads = Uploads(settings.repository, self._disk)
         self._storage = Storage(settings.repository, self._disk, self._in_use)
         self._watches = Watches(self.states, self._traffic, lambda: admin_render.memory(behind.memory()))
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._orders = Shielded()
         behind.state.subscribe(self._watches.notify)
 
     def close(self) -> None:
@@ -181,37 +178,22 @@ class Admin:
         """Serve a model as its files say now."""
         name, by = admin_parse.model(request.model), admin_parse.by(request.user, call.context)
         log.info("load ordered", model=name, by=by)
-        await self._carried_out(self._port.load(name))
+        await self._orders.carried_out(self._port.load(name))
         return pb.LoadResponse(versions=[state for key, state in self.states().items() if key[0] == name])
 
     async def unload(self, request: pb.UnloadRequest, call: Call) -> pb.UnloadResponse:
         """Stop serving a model."""
         name, by = admin_parse.model(request.model), admin_parse.by(request.user, call.context)
         log.info("unload ordered", model=name, by=by)
-        await self._carried_out(self._port.unload(name))
+        await self._orders.carried_out(self._port.unload(name))
         return pb.UnloadResponse()
 
     async def set_traffic(self, request: pb.SetTrafficRequest, call: Call) -> pb.SetTrafficResponse:
         """Change who is answered by which version."""
         name, by = admin_parse.model(request.model), admin_parse.by(request.user, call.context)
         order = admin_parse.order(request)
-        traffic = await self._carried_out(self._port.order(name, order, by))
+        traffic = await self._orders.carried_out(self._port.order(name, order, by))
         return pb.SetTrafficResponse(traffic=admin_render.traffic(traffic, last=1))
-
-    async def _carried_out(self, order: Coroutine[Any, Any, _T]) -> _T:
-        """A caller that leaves must not leave an order half done: it goes on without it. Raises Overloaded."""
-        if len(self._under_way) >= MAX_ORDERS:
-            order.close()
-            raise Overloaded("too many orders are being carried out", retry_after_ms=1000)
-        task = asyncio.get_running_loop().create_task(order)
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # asked for here, since whoever waited may have left
 
 
 def _answering(
