@@ -12,6 +12,7 @@ from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, Promote, RollBack
 from gateway.peers import (
+    Abandon,
     Adopt,
     Alive,
     Ask,
@@ -125,6 +126,11 @@ class Everywhere(Together):
         """Called by our own control before it writes traffic.json: the others load what that needs, too."""
         await self._tell_others(Prepare(name, traffic), FOLLOW_LIMIT_S if at_once else CONTROL_LIMIT_S)
 
+    async def abandon(self, name: str, traffic: Traffic) -> None:
+        """Called by our own control when it is not written after all."""
+        with contextlib.suppress(HeadraceError):  # why it is not written is what is to be told
+            await self._tell_others(Abandon(name, traffic), FOLLOW_LIMIT_S)
+
     async def adopt(self, name: str) -> None:
         """Called by our own control after that. It is written, whatever they say now: each looks at the files, too."""
         try:
@@ -233,6 +239,8 @@ class Everywhere(Together):
                 return await self._order_here(name, order, by)
             case Prepare(model=name, traffic=traffic):
                 await self._control.prepare(name, traffic)
+            case Abandon(model=name, traffic=traffic):
+                self._control.abandon(name, traffic)
             case Adopt(model=name):
                 if not await self._control.reconcile(name):
                     raise NotReady("another gateway could not follow; it tries again")

@@ -39,6 +39,9 @@ class Others(Protocol):
         `at_once`: it needs no load; who does not answer soon follows later.
         """
 
+    def abandon(self, name: str, traffic: Traffic) -> Awaitable[None]:
+        """What they have prepared is not needed."""
+
     def adopt(self, name: str) -> Awaitable[None]:
         """Let them read traffic.json and model.yaml again."""
 
@@ -48,6 +51,9 @@ class Nobody:
 
     async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """Nobody to ask."""
+
+    async def abandon(self, name: str, traffic: Traffic) -> None:
+        """Nobody to tell."""
 
     async def adopt(self, name: str) -> None:
         """Nobody to tell."""
@@ -159,16 +165,24 @@ class ModelControl:
         needed = InForce(after, known.config)
         at_once = self._preparer.is_there(name, needed)
         async with self._preparer.prepared(name, needed) as found:
-            await others.prepare(name, after.without_history(), at_once=at_once)
-            async with self._locks.held(name):
-                after = await self._disk.write(name, wanted.traffic, lambda disk: applied(disk, order, at, by))
-                self._switch(name, InForce(after, known.config), found)
+            try:
+                await others.prepare(name, after.without_history(), at_once=at_once)
+                async with self._locks.held(name):
+                    after = await self._disk.write(name, wanted.traffic, lambda disk: applied(disk, order, at, by))
+                    self._switch(name, InForce(after, known.config), found)
+            except BaseException:
+                await others.abandon(name, after.without_history())
+                raise
         await others.adopt(name)
         return after
 
     async def prepare(self, name: str, traffic: Traffic) -> None:
         """Load and prove what this traffic needs, beside what answers; it is about to be written. Raises as `order`."""
         await self._preparer.prepare(name, InForce(traffic, self._known(name).config))
+
+    def abandon(self, name: str, traffic: Traffic) -> None:
+        """It will not be written."""
+        self._preparer.abandon(name, traffic)
 
     async def reconcile(self, name: str) -> bool:
         """Serve what traffic.json and model.yaml say now; what can't be is noted with the version that goes on.

@@ -73,6 +73,13 @@ class Prepare(msgspec.Struct, tag="prepare"):
     traffic: Traffic
 
 
+class Abandon(msgspec.Struct, tag="abandon"):
+    """What you were asked to prepare is not going to be written."""
+
+    model: str
+    traffic: Traffic
+
+
 class Adopt(msgspec.Struct, tag="adopt"):
     """Read the model's traffic.json and model.yaml again, at yours."""
 
@@ -89,7 +96,7 @@ class Alive(msgspec.Struct, tag="alive"):
     """Do you answer? Answered with nothing."""
 
 
-Ask: TypeAlias = Alive | Figures | Show | Control | Changes | Ordered | Prepare | Adopt
+Ask: TypeAlias = Alive | Figures | Show | Control | Changes | Ordered | Prepare | Abandon | Adopt
 
 
 class Answer(msgspec.Struct):

@@ -36,6 +36,21 @@ class _Place(NamedTuple):
     revision: str
 
 
+class _Kept(NamedTuple):
+    """What one order of another gateway needs, until it comes."""
+
+    held: list[ServedModel]
+    timer: asyncio.TimerHandle
+
+
+_Order = tuple[str, tuple[str, ...]]
+"""A model, and the versions that an order needs of it."""
+
+
+def _order(name: str, traffic: Traffic) -> _Order:
+    return name, tuple(traffic.wanted())
+
+
 class _Coming:
     """A load, and how many wait for it."""
 
@@ -55,6 +70,8 @@ class Preparer:
         self._coming: dict[_Place, _Coming] = {}
         self._held: dict[int, int] = {}
         """Who still needs it, by number."""
+        self._kept: dict[_Order, list[_Kept]] = {}
+        """What was prepared for other gateways' orders, the newest first."""
 
     def is_there(self, name: str, wanted: InForce) -> bool:
         """Whether nothing has to be loaded for it."""
@@ -72,7 +89,7 @@ class Preparer:
                 self._release(model)
 
     async def prepare(self, name: str, wanted: InForce) -> None:
-        """As `prepared`, for an order that comes by traffic.json, later. Raises HeadraceError."""
+        """As `prepared`, for an order that comes by traffic.json, later, or is abandoned. Raises HeadraceError."""
         held: list[ServedModel] = []
         try:
             await self._all(name, wanted, held)
@@ -80,10 +97,28 @@ class Preparer:
             for model in held:
                 self._release(model)
             raise
-        for model in held:
-            asyncio.get_running_loop().call_later(UNUSED_S, self._release, model)
+        order = _order(name, wanted.traffic)
+        before = self._kept.get(order, ())
+        timer = asyncio.get_running_loop().call_later(UNUSED_S, self._give_up, order)
+        self._kept[order] = [_Kept(held, timer), *before]
+
+    def abandon(self, name: str, traffic: Traffic) -> None:
+        """An order that this was prepared for does not come."""
+        self._give_up(_order(name, traffic))
 
     # ------------------------------------------------------------ inside
+
+    def _give_up(self, order: _Order) -> None:
+        """The oldest preparation for such an order."""
+        kept = self._kept.pop(order, [])
+        if not kept:
+            return
+        *others, oldest = kept
+        if others:
+            self._kept[order] = others
+        oldest.timer.cancel()
+        for model in oldest.held:
+            self._release(model)
 
     async def _all(self, name: str, wanted: InForce, held: list[ServedModel]) -> Prepared:
         revision = revision_of(wanted.config)

@@ -31,6 +31,10 @@ class Peers:
         if self.fails is not None:
             raise self.fails
 
+    async def abandon(self, name: str, traffic: Traffic) -> None:
+        """It is not written."""
+        self.told.append(f"abandon {name} {traffic.current}")
+
     async def adopt(self, name: str) -> None:
         """It is written."""
         self.told.append(f"adopt {name}")
@@ -413,9 +417,15 @@ async def test_what_was_prepared_for_another_gateway_s_order_is_let_go_when_that
         assert w.roles() == {old: "current", new: "coming"}
         await w.until("it to be let go", lambda: w.roles() == {old: "current"})
         monkeypatch.setattr(preparer, "UNUSED_S", 60.0)
+        await asyncio.gather(*(w.control.prepare(NAME, Traffic(current=new)) for _ in range(2)))
+        w.control.abandon(NAME, Traffic(current=new))
+        assert w.roles() == {old: "current", new: "coming"}, "somebody else asked for it, too"
+        w.control.abandon(NAME, Traffic(current=new))
+        assert w.roles() == {old: "current"}
+        w.control.abandon(NAME, Traffic(current=new))  # once more does no harm
         await w.control.prepare(NAME, Traffic(current=new))
         await w.order(Switch(new))
-        assert (w.roles(), w.router.loads().count(new)) == ({old: "standby", new: "current"}, 2)
+        assert (w.roles(), w.router.loads().count(new)) == ({old: "standby", new: "current"}, 3)
 
 
 async def test_a_caller_that_leaves_leaves_nothing_half_done(root: Path) -> None:
