@@ -1,28 +1,10 @@
 """`headrace traffic`, `headrace models load | unload | watch | status`: what a running server does, and is to do."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.options import HASH_HELP, ConfigOption, JsonOption, NameArgument
-
-_AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        "-a",
-        help="host:port of a server's admin.address; else the server that runs here.",
-        show_default=False,
-    ),
-]
-_TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", help="The server's token, with --address.", show_default=False)
-]
-_CaOption = Annotated[
-    Path | None,
-    typer.Option("--ca", help="PEM certificates to trust, with --address; else the system's.", show_default=False),
-]
+from headrace.options import HASH_HELP, JsonOption, NameArgument, Target, at_server
 
 
 def register(app: typer.Typer, models_app: typer.Typer) -> None:
@@ -34,6 +16,7 @@ def register(app: typer.Typer, models_app: typer.Typer) -> None:
     models_app.command("watch")(models_watch)
 
 
+@at_server
 def traffic(  # noqa: PLR0913 - one parameter per option
     name: NameArgument,
     *,
@@ -55,10 +38,7 @@ def traffic(  # noqa: PLR0913 - one parameter per option
     ] = False,
     to: Annotated[str, typer.Option(metavar="HASH", help="All callers to this version at once.")] = "",
     watch: Annotated[bool, typer.Option("--watch", help="Show it again each second, until Ctrl-C.")] = False,
-    config: ConfigOption = None,
-    address: _AddressOption = "",
-    token_file: _TokenOption = None,
-    ca: _CaOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Show or change which version of a model answers whom.
@@ -76,7 +56,7 @@ def traffic(  # noqa: PLR0913 - one parameter per option
         headrace traffic my-classifier --rollback --reason "too many dogs"
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
-    from headrace.admin_orders import Target, Wanted  # noqa: PLC0415 - imports gRPC
+    from headrace.admin_orders import Wanted  # noqa: PLC0415 - imports gRPC
 
     wanted = Wanted(
         canary=canary,
@@ -91,17 +71,14 @@ def traffic(  # noqa: PLR0913 - one parameter per option
         reason=reason,
         to=to,
     )
-    target = Target(config, address, token_file, ca)
     admin_run.traffic(target, name, wanted, watch=watch, as_json=as_json)
 
 
+@at_server
 def models_load(
     name: NameArgument,
     *,
-    config: ConfigOption = None,
-    address: _AddressOption = "",
-    token_file: _TokenOption = None,
-    ca: _CaOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Have the running server serve a model as traffic.json and model.yaml say now; waits for the proof.
@@ -112,18 +89,15 @@ def models_load(
         headrace models load my-classifier --address models.example:8002 --token-file token --ca ca.pem
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
-    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
 
-    admin_run.load(Target(config, address, token_file, ca), name, as_json=as_json)
+    admin_run.load(target, name, as_json=as_json)
 
 
+@at_server
 def models_unload(
     name: NameArgument,
     *,
-    config: ConfigOption = None,
-    address: _AddressOption = "",
-    token_file: _TokenOption = None,
-    ca: _CaOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Have the running server stop serving a model, with all of its versions, and give their memory back.
@@ -134,18 +108,15 @@ def models_unload(
         headrace models unload my-classifier --json
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
-    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
 
-    admin_run.unload(Target(config, address, token_file, ca), name, as_json=as_json)
+    admin_run.unload(target, name, as_json=as_json)
 
 
+@at_server
 def models_status(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print it once, also on a terminal.")] = False,
-    config: ConfigOption = None,
-    address: _AddressOption = "",
-    token_file: _TokenOption = None,
-    ca: _CaOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the running server has loaded: phases, roles, memory and its budget, load times, uses.
@@ -158,18 +129,15 @@ def models_status(
         headrace models status --json | jq '.memory[0].models_bytes'
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
-    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
 
-    admin_run.status(Target(config, address, token_file, ca), once=once, as_json=as_json)
+    admin_run.status(target, once=once, as_json=as_json)
 
 
+@at_server
 def models_watch(
     name: Annotated[str, typer.Argument(help="Only this model.", show_default=False)] = "",
     *,
-    config: ConfigOption = None,
-    address: _AddressOption = "",
-    token_file: _TokenOption = None,
-    ca: _CaOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Print a line for everything that changes in the running server, until Ctrl-C or until it stops.
@@ -180,6 +148,5 @@ def models_watch(
         headrace models watch my-classifier --json | jq -c '.versions[]'
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
-    from headrace.admin_orders import Target  # noqa: PLC0415 - imports gRPC
 
-    admin_run.watch(Target(config, address, token_file, ca), name, as_json=as_json)
+    admin_run.watch(target, name, as_json=as_json)

@@ -15,12 +15,11 @@ import msgspec
 from headrace.admin_client import AdminClient
 from headrace.admin_results import TrafficNow
 from headrace.admin_wire import NoServer
+from headrace.options import Target
 from shared import traffic as transitions
 from shared.errors import ExitCode, StartupError, UnknownModel, UnknownVersion
 from shared.repository import MIN_PREFIX, Repository
 from shared.repository_writer import change_traffic, now_utc
-from shared.settings import Settings
-from shared.settings_loader import load
 from shared.traffic import By, Canary, Ramp, Traffic, Why
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -29,15 +28,6 @@ _PART = re.compile(r"([\d.]+)([smhd])", re.ASCII)
 _BY: dict[str, By] = {"routing_key": "routing_key", "request_id": "request_id"}
 MAX_FILE_BYTES = 1024 * 1024
 """Of a token or certificate."""
-
-
-class Target(NamedTuple):
-    """Which server."""
-
-    config: Path | None = None
-    address: str = ""
-    token_file: Path | None = None
-    ca: Path | None = None
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,17 +121,10 @@ class Reached(NamedTuple):
     """Why it is the disk; empty when it is a server."""
 
 
-def settings_of(target: Target) -> Settings:
-    """Raises StartupError."""
-    return load(target.config).settings
-
-
 def server(target: Target) -> AdminClient:
     """The server, by TCP where an address is given. Raises NoServer, StartupError."""
     if not target.address:
-        if target.token_file is not None or target.ca is not None:
-            raise _wrong("--token-file and --ca go with --address: the server that runs here needs neither")
-        return AdminClient.connect(settings_of(target))
+        return AdminClient.connect(target.settings())
     token = _content(target.token_file, "--token-file").decode("ascii", "replace").strip() if target.token_file else ""
     if not token.isascii() or not token.isprintable():
         raise _wrong("--token-file holds no token: one line of printable ASCII characters")
@@ -170,7 +153,7 @@ def reached(target: Target, name: str) -> Reached:
 
 
 def _on_disk(target: Target, name: str, note: str) -> Reached:
-    root = settings_of(target).repository
+    root = target.settings().repository
     return Reached(OnDisk(root), Repository(root).versions(name), note)
 
 

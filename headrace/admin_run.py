@@ -12,8 +12,9 @@ from rich.text import Text
 
 from headrace import admin_show
 from headrace.admin_client import AdminClient
-from headrace.admin_orders import Reached, Target, Wanted, carried_out, changes_something, reached, server
+from headrace.admin_orders import Reached, Wanted, carried_out, changes_something, reached, server
 from headrace.admin_results import VersionState
+from headrace.options import Target
 from headrace.output import json_line, literal, print_json
 from shared.errors import ExitCode, StartupError
 

@@ -1,7 +1,7 @@
 """Tables of what a server does: a model's traffic, and all versions with the workers' memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,7 @@ from shared.traffic import Canary, Traffic
 
 LAST_CHANGES = 5
 _BAR_CELLS = 24
+_STAGES = ("wait", "read", "build", "device", "warm_up")
 _PHASE_STYLE = {"ready": "green", "on_demand": "green", "failed": "red", "no_worker": "red"}
 
 
@@ -123,7 +124,7 @@ def models(found: Models, *, wide: bool) -> RenderableType:
 
 def _state_row(state: VersionState, *, wide: bool) -> list[Text]:
     share = f" {state.share:g} %" if 0 < state.share < 100 else ""
-    stages = ", ".join(f"{stage} {taken:.1f}" for stage, taken in state.stages_s.items() if taken >= 0.05)
+    stages = ", ".join(f"{stage} {taken:.1f}" for stage, taken in _in_order(state.stages_s) if taken >= 0.05)
     load = f"{state.load_s:.1f} s" + (f" ({stages})" if stages and wide else "") if state.load_s else ""
     row = [
         literal(state.model),
@@ -135,6 +136,11 @@ def _state_row(state: VersionState, *, wide: bool) -> list[Text]:
         Text(f"{state.uses} ({state.uses_per_minute:.0f}/min)" if state.uses else ""),
     ]
     return [*row, Text(state.precision)] if wide else row
+
+
+def _in_order(stages_s: Mapping[str, float]) -> list[tuple[str, float]]:
+    """As they follow one another: a map of protobuf's has no order."""
+    return sorted(stages_s.items(), key=lambda each: (_STAGES.index(each[0]) if each[0] in _STAGES else len(_STAGES)))
 
 
 def _memory(worker: WorkerMemory) -> Text:

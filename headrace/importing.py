@@ -9,8 +9,9 @@ from headrace import import_model as importer
 from headrace import live
 from headrace.import_config import Shape
 from headrace.listing import print_done
+from headrace.options import Given
 from headrace.output import literal, print_json
-from headrace.storing import Added, Given, meta_of, print_added
+from headrace.storing import Added, meta_of, parent_of, print_added
 from shared.errors import ExitCode, StartupError
 from shared.onnx_check import OnnxTensor
 from shared.settings import Settings
@@ -32,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def import_model(settings: Settings, name: str, file: Path, asked: Asked, given: Given, *, as_json: bool) -> None:
     """`headrace models import`. Raises StartupError, HeadraceError."""
     root = settings.repository
-    meta = meta_of(given, root, name, importer.BY)
+    meta = meta_of(given, parent_of(given, root, name), importer.BY)
     options = importer.ImportOptions(shape=_shape(asked), labels=asked.labels, meta=meta)
     done = importer.run(root, name, file, options)
     if asked.current and not done.current:

@@ -1,6 +1,6 @@
 """What `headrace models list` and `headrace config explain` print: a table for people, JSON for programs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,23 @@ def _version_row(repository: Repository, name: str, version: str, traffic: Traff
 def print_models(root: Path, *, as_json: bool) -> None:
     """`headrace models list`. Raises RepositoryError when there is no repository."""
     rows = model_rows(root)
+    if not rows and not as_json:
+        Console().print(literal(f"No models in {root.absolute()}. Get the default one with: headrace models fetch"))
+        return
+    print_rows(rows, root, as_json=as_json)
+
+
+def print_rows(rows: Sequence[ModelRow], place: object, *, as_json: bool) -> None:
+    """As a table, or as JSON. `place`: where they are."""
     if as_json:
         print_json(rows)
         return
     console = Console()
-    if not rows:
-        console.print(literal(f"No models in {root.absolute()}. Get the default one with: headrace models fetch"))
-        return
     # Columns that would be empty leave their place to the others, and in a narrow terminal the less important ones do.
     wide = ("created", "owner", "metrics") if console.width >= WIDE else ()
     more = [heading for heading in wide if any(getattr(row, heading) for row in rows)]
     table = plain_table("model", "version", "role", "pipeline", "size", *more)
-    table.title, table.title_justify = literal(f"Models in {root}"), "left"
+    table.title, table.title_justify = literal(f"Models in {place}"), "left"
     for row in rows:
         told = {"created": row.created[:10], "owner": row.owner, "metrics": metrics_text(row.metrics)}
         table.add_row(

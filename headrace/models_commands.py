@@ -5,16 +5,17 @@ from typing import Annotated
 
 import typer
 
-from headrace.options import HASH_HELP, ConfigOption, JsonOption, NameArgument
+from headrace.options import (
+    HASH_HELP,
+    ConfigOption,
+    Given,
+    JsonOption,
+    NameArgument,
+    Target,
+    at_repository,
+    described,
+)
 
-_DataVersionOption = Annotated[str, typer.Option(help="What it was trained on, in your own words.")]
-_OwnerOption = Annotated[str, typer.Option(help="Whom to ask about it.")]
-_LicenceOption = Annotated[str, typer.Option(help="Of the weights.")]
-_ParentOption = Annotated[str, typer.Option(metavar="HASH", help="The version it was made from.")]
-_MetricOption = Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="May be repeated.")]
-_ParamOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hyper-parameter, JSON or text. May be repeated.")
-]
 _CurrentOption = Annotated[bool, typer.Option("--current", help="All traffic to it at once.")]
 
 models_app = typer.Typer(
@@ -24,7 +25,8 @@ models_app = typer.Typer(
 
 
 @models_app.command("list")
-def models_list(*, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+@at_repository
+def models_list(*, target: Target, as_json: JsonOption = False) -> None:
     """List the models of the repository, their versions, and who answers.
 
     Examples:
@@ -33,9 +35,13 @@ def models_list(*, config: ConfigOption = None, as_json: JsonOption = False) -> 
         headrace models list --json | jq -r '.[] | select(.role == "current") | .name'
     """
     from headrace.listing import print_models  # noqa: PLC0415 - imports rich
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    print_models(load(config).settings.repository, as_json=as_json)
+    if target.address:
+        from headrace import elsewhere  # noqa: PLC0415 - imports gRPC and rich
+
+        elsewhere.print_models(target, as_json=as_json)
+        return
+    print_models(target.settings().repository, as_json=as_json)
 
 
 @models_app.command("fetch")
@@ -64,18 +70,15 @@ def models_fetch(
 
 
 @models_app.command("add")
-def models_add(  # noqa: PLR0913 - one parameter per option
+@at_repository
+@described
+def models_add(
     name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
     paths: Annotated[list[Path], typer.Argument(help="Files of the version, or folders of files.", metavar="PATH...")],
     *,
-    data_version: _DataVersionOption = "",
-    owner: _OwnerOption = "",
-    licence: _LicenceOption = "",
-    parent: _ParentOption = "",
-    metric: _MetricOption = None,
-    param: _ParamOption = None,
+    given: Given,
     current: _CurrentOption = False,
-    config: ConfigOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Store files as a version under their content hash; the same content is stored once.
@@ -89,21 +92,18 @@ def models_add(  # noqa: PLR0913 - one parameter per option
 
         headrace models add my-classifier weights.safetensors --parent 3f2a --current
     """
-    from headrace.storing import Given, add_model  # noqa: PLC0415 - imports rich
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+    from headrace.storing import add_model  # noqa: PLC0415 - imports rich
 
-    given = Given(
-        data_version=data_version,
-        owner=owner,
-        licence=licence,
-        parent=parent,
-        metrics=metric or [],
-        parameters=param or [],
-    )
-    add_model(load(config).settings, name, paths, given, make_current=current, as_json=as_json)
+    if target.address:
+        from headrace import elsewhere  # noqa: PLC0415 - imports gRPC and rich
+
+        elsewhere.add_model(target, name, paths, given, make_current=current, as_json=as_json)
+        return
+    add_model(target.settings(), name, paths, given, make_current=current, as_json=as_json)
 
 
 @models_app.command("import")
+@described
 def models_import(  # noqa: PLR0913 - one parameter per option
     name: Annotated[str, typer.Argument(help="What the model is, or is to be, called.", show_default=False)],
     file: Annotated[Path, typer.Argument(help="An .onnx, .pt2 or .safetensors file.", show_default=False)],
@@ -115,12 +115,7 @@ def models_import(  # noqa: PLR0913 - one parameter per option
     std: Annotated[str, typer.Option(metavar="R,G,B", help="Divides what is left.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A text file, one label a line.")] = None,
     trust: Annotated[str, typer.Option(metavar="data|code", help="`code`: an archive of torch.export.")] = "data",
-    data_version: _DataVersionOption = "",
-    owner: _OwnerOption = "",
-    licence: _LicenceOption = "",
-    parent: _ParentOption = "",
-    metric: _MetricOption = None,
-    param: _ParamOption = None,
+    given: Given,
     current: _CurrentOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -133,29 +128,21 @@ def models_import(  # noqa: PLR0913 - one parameter per option
         headrace models import my-classifier classifier.onnx --labels labels.txt --mean 127,127,127 --std 128,128,128
     """
     from headrace.importing import Asked, import_model  # noqa: PLC0415 - imports rich
-    from headrace.storing import Given  # noqa: PLC0415
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
     asked = Asked(
         pipeline=pipeline, network=network, size=size, mean=mean, std=std, labels=labels, trust=trust, current=current
     )
-    given = Given(
-        data_version=data_version,
-        owner=owner,
-        licence=licence,
-        parent=parent,
-        metrics=metric or [],
-        parameters=param or [],
-    )
     import_model(load(config).settings, name, file, asked, given, as_json=as_json)
 
 
 @models_app.command("show")
+@at_repository
 def models_show(
     name: NameArgument,
     version: Annotated[str, typer.Argument(metavar="[HASH]", help=f"{HASH_HELP} Default: the current one.")] = "",
     *,
-    config: ConfigOption = None,
+    target: Target,
     as_json: JsonOption = False,
 ) -> None:
     """Show where a version comes from, its files, and its model's traffic with every change.
@@ -166,13 +153,18 @@ def models_show(
         headrace models show my-classifier 3f2a --json | jq .meta.metrics
     """
     from headrace.versions import print_shown  # noqa: PLC0415 - imports rich
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    print_shown(load(config).settings.repository, name, version, as_json=as_json)
+    if target.address:
+        from headrace import elsewhere  # noqa: PLC0415 - imports gRPC and rich
+
+        elsewhere.print_shown(target, name, version, as_json=as_json)
+        return
+    print_shown(target.settings().repository, name, version, as_json=as_json)
 
 
 @models_app.command("history")
-def models_history(name: NameArgument, *, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+@at_repository
+def models_history(name: NameArgument, *, target: Target, as_json: JsonOption = False) -> None:
     """Show every change of a model's traffic: when, by whom, from which version to which, and why.
 
     Examples:
@@ -181,6 +173,10 @@ def models_history(name: NameArgument, *, config: ConfigOption = None, as_json: 
         headrace models history my-classifier --json | jq '.[-1]'
     """
     from headrace.versions import print_history  # noqa: PLC0415 - imports rich
-    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    print_history(load(config).settings.repository, name, as_json=as_json)
+    if target.address:
+        from headrace import elsewhere  # noqa: PLC0415 - imports gRPC and rich
+
+        elsewhere.print_history(target, name, as_json=as_json)
+        return
+    print_history(target.settings().repository, name, as_json=as_json)

@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headrace import builtin_models, live, zoo
 from headrace.listing import print_done
+from headrace.options import Given
 from headrace.output import literal, print_json
 from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE
@@ -22,19 +23,6 @@ from shared.repository_writer import add_version
 from shared.settings import Settings
 
 BY = "headrace models add"
-
-
-class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says of a new version; empty: nothing."""
-
-    data_version: str = ""
-    owner: str = ""
-    licence: str = ""
-    parent: str = ""
-    metrics: Sequence[str] = ()
-    """`name=number`"""
-    parameters: Sequence[str] = ()
-    """`name=value`"""
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -56,20 +44,19 @@ def add_model(
     check_has_config(root, name)
     files = collect(paths)
     before = Repository(root).versions(name)
-    with _working("hashing and copying"):
-        version = add_version(root, name, files, meta_of(given, root, name), by=BY).version
+    with working("hashing and copying"):
+        version = add_version(root, name, files, meta_of(given, parent_of(given, root, name)), by=BY).version
     if make_current:
         live.make_current(settings, name, version, BY)
     current = Repository(root).current(name) == version
-    added = Added(name, version, current=current, present=version in before)
+    print_added(Added(name, version, current=current, present=version in before), root, as_json=as_json)
+
+
+def print_added(added: Added, root: object, *, as_json: bool = False) -> None:
+    """What has happened, and for people also what to type next. `root`: where it is stored."""
     if as_json:
         print_json(added)
-    else:
-        print_added(added, root)
-
-
-def print_added(added: Added, root: Path) -> None:
-    """For people: what has happened, and what to type next."""
+        return
     name, version = added.name, added.version
     if added.current:
         print_done(f"{name} {version} is current in {root}")
@@ -91,16 +78,21 @@ def check_has_config(root: Path, name: str) -> None:
         )
 
 
-def meta_of(given: Given, root: Path, name: str, source: str = BY) -> Meta:
-    """What goes into meta.json. Raises StartupError for a pair that can't be read, UnknownVersion for the parent."""
+def parent_of(given: Given, root: Path, name: str) -> str:
+    """The version that a new one was made from, whole. Raises UnknownVersion."""
+    return Repository(root).find(name, given.parent) if given.parent else ""
+
+
+def meta_of(given: Given, parent: str, source: str = BY) -> Meta:
+    """What goes into meta.json. Raises StartupError for a pair that can't be read."""
     return Meta(
         source=source,
         licence=given.licence,
         owner=given.owner,
-        parent=Repository(root).find(name, given.parent) if given.parent else "",
+        parent=parent,
         data_version=given.data_version,
-        hyperparameters={key: _value(text) for key, text in _pairs(given.parameters, "--param", "lr=0.001")},
-        metrics={key: _number(key, text) for key, text in _pairs(given.metrics, "--metric", "accuracy=0.962")},
+        hyperparameters={key: _value(text) for key, text in _pairs(given.param or (), "--param", "lr=0.001")},
+        metrics={key: _number(key, text) for key, text in _pairs(given.metric or (), "--metric", "accuracy=0.962")},
     )
 
 
@@ -135,7 +127,7 @@ def _number(key: str, text: str) -> float:
 
 
 @contextlib.contextmanager
-def _working(text: str) -> Iterator[Progress]:
+def working(text: str) -> Iterator[Progress]:
     """Show on a terminal's stderr that something goes on."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -153,7 +145,7 @@ def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_js
     for name in wanted:
         if name != builtin_models.NAME:
             zoo.known(name)
-    with _storing(root), _working("looking") as progress:
+    with _storing(root), working("looking") as progress:
 
         def report(text: str) -> None:
             progress.update(progress.task_ids[0], description=text)

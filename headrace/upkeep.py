@@ -65,7 +65,7 @@ def verify(settings: Settings, names: Sequence[str], *, as_json: bool) -> int:
                 continue
             folder = repository.root / name / VERSIONS / version
             found += [Fault(name, version, text) for text in faults(folder, digests, advance)]
-    _print_verified(Verified(len(every), read[0], found), as_json=as_json)
+    print_verified(Verified(len(every), read[0], found), as_json=as_json)
     return 1 if found else 0
 
 
@@ -83,7 +83,8 @@ def _model_faults(repository: Repository, name: str) -> Iterator[str]:
         yield f"{name}/traffic.json: {version[:100]!a} has a part in the traffic, and is no version of {name}"
 
 
-def _print_verified(verified: Verified, *, as_json: bool) -> None:
+def print_verified(verified: Verified, *, as_json: bool) -> None:
+    """What was hashed, and each fault."""
     if as_json:
         print_json(verified)
         return
@@ -96,11 +97,15 @@ def _print_verified(verified: Verified, *, as_json: bool) -> None:
 def remove(settings: Settings, name: str, prefix: str, *, as_json: bool) -> None:
     """`headrace models remove`. Raises Conflict when it is in use, UnknownModel, UnknownVersion, RepositoryError."""
     version = Repository(settings.repository).find(name, prefix)
-    removed = live.remove(settings, name, version)
+    print_removed(live.remove(settings, name, version), as_json=as_json)
+
+
+def print_removed(removed: Removed, *, as_json: bool) -> None:
+    """One version that is gone."""
     if as_json:
         print_json(removed)
     else:
-        print_done(f"{name} {version} is removed ({size_text(removed.nbytes)})")
+        print_done(f"{removed.name} {removed.version} is removed ({size_text(removed.nbytes)})")
 
 
 def collect(settings: Settings, names: Sequence[str], *, keep: int, dry_run: bool, as_json: bool) -> None:
@@ -108,6 +113,11 @@ def collect(settings: Settings, names: Sequence[str], *, keep: int, dry_run: boo
     removed: list[Removed] = []
     for name in names or Repository(settings.repository).names():
         removed += live.collect(settings, name, keep=keep, dry_run=dry_run)
+    print_collected(removed, dry_run=dry_run, as_json=as_json)
+
+
+def print_collected(removed: Sequence[Removed], *, dry_run: bool, as_json: bool) -> None:
+    """What is gone, or would be."""
     nbytes = sum(found.nbytes for found in removed)
     if as_json:
         print_json({"removed": removed, "nbytes": nbytes, "dry_run": dry_run})

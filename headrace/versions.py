@@ -19,7 +19,8 @@ class StoredFile(msgspec.Struct, frozen=True):
     """One file of a version."""
 
     name: str
-    nbytes: int
+    nbytes: int | None
+    """None: not known here."""
     sha256: str
 
 
@@ -65,7 +66,11 @@ def _files_of(version: ModelVersion) -> list[StoredFile]:
 
 def print_shown(root: Path, name: str, prefix: str, *, as_json: bool) -> None:
     """`headrace models show`."""
-    found = shown(root, name, prefix)
+    print_version(shown(root, name, prefix), as_json=as_json)
+
+
+def print_version(found: Shown, *, as_json: bool) -> None:
+    """One version."""
     if as_json:
         print_json(found)
         return
@@ -78,7 +83,7 @@ def print_shown(root: Path, name: str, prefix: str, *, as_json: bool) -> None:
     console.print(facts)
     files = plain_table("file", "size", "sha256")
     for file in found.files:
-        files.add_row(literal(file.name), size_text(file.nbytes), file.sha256[:16])
+        files.add_row(literal(file.name), "" if file.nbytes is None else size_text(file.nbytes), file.sha256[:16])
     console.print(files)
     _print_traffic(console, found.traffic)
     _print_history(console, found.traffic)
@@ -104,6 +109,11 @@ def _facts(found: Shown) -> list[tuple[str, str]]:
 def print_history(root: Path, name: str, *, as_json: bool) -> None:
     """`headrace models history`."""
     traffic = Repository(root).traffic(name) if Repository(root).versions(name) else Traffic(current="")
+    print_changes(name, traffic, as_json=as_json)
+
+
+def print_changes(name: str, traffic: Traffic, *, as_json: bool) -> None:
+    """A model's history."""
     if as_json:
         print_json(traffic.history)
         return
@@ -149,14 +159,15 @@ def print_diff(root: Path, name: str, before: str, after: str, *, as_json: bool)
     """`headrace models diff`. Raises UnknownModel, UnknownVersion, RepositoryError."""
     repository = Repository(root)
     one, two = (repository.open(name, repository.find(name, prefix)) for prefix in (before, after))
-    found = diff(one, two)
+    print_difference(diff(one, two), as_json=as_json)
+
+
+def print_difference(found: VersionDiff, *, as_json: bool) -> None:
+    """What two versions differ in."""
     if as_json:
         print_json(found)
         return
-    _print_diff(Console(), found)
-
-
-def _print_diff(console: Console, found: VersionDiff) -> None:
+    console = Console()
     if not found.differences:
         console.print(literal(f"{found.name}: {found.before} and {found.after} do not differ."))
         return

@@ -39,29 +39,10 @@ from tests.support.fake_admin import (
     AdminThread,
     admin_server,
     admin_settings,
-    repository,
-    short_folder,
-    three_versions,
 )
 from tests.support.fake_flow import Flow, State, serving
 from tests.support.fake_flow import settings as public_settings
 from tests.support.stack import eventually
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return repository(tmp_path / "models")
-
-
-@pytest.fixture
-def versions(root: Path) -> list[str]:
-    return three_versions(root)
-
-
-@pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ from tests.support.fake_admin import (
     AdminThread,
     admin_server,
     admin_settings,
-    repository,
-    short_folder,
-    three_versions,
 )
 from tests.support.stack import eventually
 
@@ -54,22 +51,6 @@ class Shell:
     def json(self, *arguments: str) -> dict[str, object]:
         found: dict[str, object] = json.loads(self(*arguments, "--json"))
         return found
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return repository(tmp_path / "models")
-
-
-@pytest.fixture
-def versions(root: Path) -> list[str]:
-    return three_versions(root)
-
-
-@pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from headrace.admin_orders import (
     OnDisk,
     Reached,
-    Target,
     Wanted,
     carried_out,
     changes_something,
@@ -19,6 +18,7 @@ from headrace.admin_orders import (
     seconds,
     server,
 )
+from headrace.options import Target
 from shared.errors import Conflict, ExitCode, InvalidOption, StartupError, UnknownModel, UnknownVersion
 from shared.repository import Repository
 from shared.traffic import Canary, Ramp
