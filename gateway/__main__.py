@@ -8,6 +8,7 @@ Of several gateways (`gateway.processes`) each is a process of its own number, w
 import asyncio
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -74,6 +75,9 @@ from shared.transport import Router
 MESSAGE_BYTES, HEAP_BYTES = 32 << 20, 256 << 20
 """Messages up to this size, and this much heap, are reused: a request of 602 KB cost 300 to 700 page faults, more than
 half of the gateway's time for it."""
+
+SWITCH_S = 0.0005
+"""How soon the event loop lets another thread of this process in."""
 
 _until_the_end: list[RunningGrpc] = []
 """Keeps the server answering (with refusals) until the process exits; a collected server cancels its calls."""
@@ -270,6 +274,9 @@ def _start(told: Told, announcer: Announcer) -> int:
         )
     if os.geteuid() == 0:
         logs.get_logger().warning("runs as root: a user of its own is enough, and safer")
+    # A disk's answers are waited for in threads, which an event loop that is never idle would let in every 5 ms only:
+    # a rollback under full load took seconds.
+    sys.setswitchinterval(SWITCH_S)
     os.umask(0o077)  # whatever this process creates, sockets included, is its user's alone
     loop = new_event_loop()
     asyncio.set_event_loop(loop)

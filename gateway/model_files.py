@@ -38,7 +38,7 @@ class ModelFiles:
 
     async def check_there(self, name: str, traffic: Traffic) -> None:
         """Raises UnknownVersion for what is to answer; a standby that was removed is nobody's mistake."""
-        there = await _in_thread("", lambda: Repository(self._root).versions(name))
+        there = await _in_thread("", lambda: Repository(self._root, only=name).versions(name))
         named = [traffic.current, *([traffic.canary.version] if traffic.canary is not None else [])]
         for version in named:
             if version not in there:
@@ -60,7 +60,7 @@ class ModelFiles:
         return await _in_thread("", lambda: change_traffic(self._root, name, changed))
 
     def _read(self, name: str) -> InForce:
-        repository = Repository(self._root)
+        repository = Repository(self._root, only=name)
         current = repository.current(name)
         traffic = repository.traffic(name)
         if not traffic.current:

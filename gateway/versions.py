@@ -73,7 +73,9 @@ class Versions:
             ) from error
 
     def _read(self, number: int, name: str, version: str, config: bytes | None) -> ServedModel:
-        return served_model(Repository(self._settings.repository), self._settings, number, name, version, config)
+        return served_model(
+            Repository(self._settings.repository, only=name), self._settings, number, name, version, config
+        )
 
     def start(self, model: ServedModel) -> None:
         """Have it loaded and proven beside whatever answers now."""

@@ -111,9 +111,13 @@ class ModelVersion(msgspec.Struct, frozen=True):
 class Repository:
     """A folder of models. Reads the list of names and versions once; `refresh` reads it again."""
 
-    def __init__(self, root: Path) -> None:
-        """Raises RepositoryError(BAD_SETTINGS) when the folder is missing."""
+    def __init__(self, root: Path, only: str | None = None) -> None:
+        """`only`: look at no other model, which is quick however many there are.
+
+        Raises RepositoryError(BAD_SETTINGS) when the folder is missing.
+        """
         self.root = root
+        self._only = only
         self._table: dict[str, tuple[str, ...]] = {}
         self.refresh()
 
@@ -129,13 +133,18 @@ class Repository:
         try:
             self._table = {
                 folder.name: _versions_in(folder)
-                for folder in sorted(self.root.iterdir())
+                for folder in self._folders()
                 if is_name(folder.name) and _inside(folder, self.root) and (folder / CONFIG_FILE).is_file()
             }
         except OSError as error:
             raise RepositoryError(
                 f"repository: can't be read: {reason_of(error)}", detail=str(error.filename)
             ) from None
+
+    def _folders(self) -> list[Path]:
+        if self._only is None:
+            return sorted(self.root.iterdir())
+        return [self.root / self._only] if is_name(self._only) else []
 
     def names(self) -> list[str]:
         """All models that have a model.yaml, sorted; also those that have no version yet."""
@@ -144,6 +153,8 @@ class Repository:
     def versions(self, name: str) -> list[str]:
         """All versions of a model, sorted. Raises UnknownModel."""
         if name not in self._table:
+            if self._only is not None:
+                raise UnknownModel(f"model {_shown(name)} is unknown")
             served = ", ".join(self._table) or "none"
             raise UnknownModel(f"model {_shown(name)} is unknown (models here: {served[:500]})")
         return list(self._table[name])

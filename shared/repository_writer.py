@@ -130,9 +130,9 @@ def change_traffic(root: Path, name: str, change: Callable[[Traffic], Traffic]) 
     Raises what `change` raises, then nothing has happened; UnknownVersion for one that has been removed meanwhile,
     UnknownModel, RepositoryError.
     """
-    repository = Repository(root)
-    repository.versions(name)
+    Repository(root, only=name).versions(name)
     with locked(root / name):
+        repository = Repository(root, only=name)  # anew: what was added or removed while others had their turn
         versions, before = repository.versions(name), repository.traffic(name)
         if not before.current and len(versions) == 1:  # the only one is current without any file
             before = Traffic(current=versions[0])

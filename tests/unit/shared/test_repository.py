@@ -309,3 +309,15 @@ def test_a_contradictory_batching_names_both_keys(root: Path, add: Add) -> None:
     with pytest.raises(RepositoryError, match=r"m/model.yaml: batching.sizes .* batching.max_rows") as caught:
         add().batching(BatchingSettings())
     assert caught.value.exit_code == ExitCode.BAD_SETTINGS
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES[:12], "other", "absent"])
+def test_one_model_can_be_looked_at_alone(root: Path, add: Add, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = add()
+    (root / "other").mkdir()
+    monkeypatch.setattr(Path, "iterdir", None)  # it looks at nothing else
+    monkeypatch.setattr("shared.repository._versions_in", lambda _folder: (version.version,))
+    alone = Repository(root, only="m")
+    assert (alone.names(), alone.current("m")) == (["m"], version.version)
+    with pytest.raises(UnknownModel, match="is unknown$"):
+        Repository(root, only=name).versions(name)
