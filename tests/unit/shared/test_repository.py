@@ -319,5 +319,5 @@ def test_one_model_can_be_looked_at_alone(root: Path, add: Add, name: str, monke
     monkeypatch.setattr("shared.repository._versions_in", lambda _folder: (version.version,))
     alone = Repository(root, only="m")
     assert (alone.names(), alone.current("m")) == (["m"], version.version)
-    with pytest.raises(UnknownModel, match="is unknown$"):
+    with pytest.raises(UnknownModel, match=r"is unknown$"):
         Repository(root, only=name).versions(name)
