@@ -132,7 +132,6 @@ class Answer(NamedTuple):
     """Which one answered; empty for a failure."""
     reason: str
     """Of the failure."""
-    ended_s: float
     values: tuple[float, ...] = ()
 
 
@@ -140,8 +139,8 @@ async def _one(client: AsyncClient, model: str, key: str) -> Answer:
     try:
         told = await client.predict([input_of()], model=model, routing_key=key, timeout_s=CALL_LIMIT_S)
     except InferenceError as error:
-        return Answer(key, "", error.reason or error.code.name.lower(), time.monotonic())
-    return Answer(key, told.version, "", time.monotonic(), values_of(told.results[0]))
+        return Answer(key, "", error.reason or error.code.name.lower())
+    return Answer(key, told.version, "", values_of(told.results[0]))
 
 
 def ask(site: Site, model: str, keys: Iterable[str], connections: int = 1) -> dict[str, str]:
@@ -172,6 +171,8 @@ class Paced:
 
     def __init__(self, site: Site, model: str, rate: float = 50.0) -> None:
         self.answers: list[Answer] = []
+        self.begun = 0
+        """Calls, answered or not: call number N has the key `user-N`."""
         self._site = site
         self._model = model
         self._every_s = 1 / rate
@@ -209,6 +210,10 @@ class Paced:
         """What a version has answered."""
         return [answer for answer in self.answers if answer.version == version]
 
+    def begun_since(self, begun: int) -> list[Answer]:
+        """Answers to calls that began when so many had begun."""
+        return [answer for answer in self.answers if int(answer.key.removeprefix("user-")) >= begun]
+
     def _go(self) -> None:
         try:
             asyncio.run(self._run())
@@ -223,7 +228,7 @@ class Paced:
                 call = asyncio.create_task(self._call(client, f"user-{number}"))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
-                number += 1
+                self.begun = number = number + 1
                 left_s = start_s + number * self._every_s - time.monotonic()
                 await asyncio.sleep(max(0.0, left_s))  # the pace of the callers
             await asyncio.gather(*calls)
