@@ -25,10 +25,11 @@ from gateway.peers import (
     Verb,
     ask,
 )
+from gateway.shielded import Shielded
 from gateway.state import ModelState
 from gateway.together import SHOW_LIMIT_S, Together
 from gateway.versions import LOAD_LIMIT_S
-from shared.errors import HeadraceError, NotReady, Overloaded, UnknownModel
+from shared.errors import HeadraceError, NotReady, UnknownModel
 from shared.logs import get_logger
 from shared.traffic import Action, Traffic
 
@@ -38,8 +39,6 @@ FOLLOW_LIMIT_S = 1.0
 """How long an order that needs no load waits for the others: a rollback must not take longer than a second."""
 ADOPT_LIMIT_S = 2.0
 """How long a new gateway waits to hear what has been loaded and unloaded before it came."""
-MAX_ORDERS = 16
-"""Loads and unloads under way that one gateway was asked for; they go on when their callers have left."""
 
 History: TypeAlias = list[dict[str, Any]]
 _NOT_TWICE: dict[type[Order], Action] = {Promote: "promote", RollBack: "rollback"}
@@ -62,7 +61,7 @@ class Everywhere(Together):
         self._changes: dict[str, bool] = {}
         self._caught_up = False
         self._locks = NameLocks()
-        self._orders: set[asyncio.Task[bytes]] = set()
+        self._orders = Shielded()
         self._adopting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -76,8 +75,7 @@ class Everywhere(Together):
     def close(self) -> None:
         """Answer nobody any more, and leave what is under way to the gateways that go on. Idempotent."""
         self._server.close()
-        for order in self._orders:
-            order.cancel()
+        self._orders.give_up()
 
     async def _heard(self) -> dict[str, bool]:
         """What the first one says that knows; those that are catching up themselves don't."""
@@ -163,12 +161,7 @@ class Everywhere(Together):
 
         A caller that gives up must not leave the gateways different: what has begun goes on without it.
         """
-        if len(self._orders) >= MAX_ORDERS:
-            raise Overloaded("too many models are being loaded and unloaded", retry_after_ms=1000)
-        order = asyncio.create_task(self._by_the_first(question, here))
-        self._orders.add(order)
-        order.add_done_callback(self._orders.discard)
-        return await asyncio.shield(order)
+        return await self._orders.carried_out(self._by_the_first(question, here))
 
     async def _by_the_first(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         for index in range(self._index):

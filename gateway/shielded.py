@@ -28,6 +28,11 @@ class Shielded:
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
+    def give_up(self) -> None:
+        """Carry nothing out any more: this process ends."""
+        for task in self._tasks:
+            task.cancel()
+
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import everywhere as module
+from gateway import shielded
 from gateway.everywhere import Everywhere
 from gateway.orders import Order, Promote, RollBack, applied
 from gateway.peers import Control as ControlAsk
@@ -225,7 +226,7 @@ async def test_a_caller_that_gives_up_does_not_leave_the_gateways_different(fold
 async def test_what_goes_on_for_callers_that_have_left_is_bounded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_ORDERS", 2)
+    monkeypatch.setattr(shielded, "MAX_ORDERS", 2)
     control = Control()
     control.hold.clear()
     async with running(folder, control) as (only,):
