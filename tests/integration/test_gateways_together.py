@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import everywhere as module
-from gateway import shielded
+from gateway import shielded, together
 from gateway.everywhere import Everywhere
 from gateway.orders import Order, Promote, RollBack, applied
 from gateway.peers import Control as ControlAsk
@@ -116,7 +116,7 @@ async def test_ready_is_only_when_all_are(folder: Path) -> None:
 async def test_one_that_hangs_costs_a_scrape_no_more_than_its_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHOW_LIMIT_S", 0.1)
+    monkeypatch.setattr(together, "SHOW_LIMIT_S", 0.1)
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(folder / "gateway-1.peer"))
         hung.listen()
@@ -240,7 +240,7 @@ async def test_what_goes_on_for_callers_that_have_left_is_bounded(
         control.hold.set()
         await control.loaded.wait()
         while only._orders:
-            await asyncio.wait(only._orders)
+            await asyncio.wait(only._orders._tasks)
         await only.unload("more")
         assert control.done == [("load", "more")] * 2 + [("unload", "more")]
 
