@@ -36,7 +36,7 @@ from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.underway import Coming, Underway
 from shared.clock import now_s
-from shared.errors import Code, DeadlineExceeded, HeadraceError
+from shared.errors import Code, DeadlineExceeded, HeadraceError, LostTwice
 from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
 from shared.results import Result
@@ -180,6 +180,7 @@ class Flow:
         try:
             return await self._item(model, raw, options, terms, times)
         except HeadraceError as error:
+            times.ended_workers += isinstance(error, LostTwice)
             if error.poison:
                 self._quarantine.add(digest_of(model.number, raw), now_s())
             if error.code is Code.MODEL_DISABLED:

@@ -7,6 +7,9 @@ A canary is held against the current version, answer by answer (`gateway.sequent
 - batches take more than `guard.slow_factor` times what the current version needs for as many rows,
 - copies, of a shadow, are answered otherwise than by the current version.
 
+Apart from these, `MOST_ENDED` inputs that ended their worker twice condemn it: each of them costs seconds in which
+nobody is answered, and twenty would be minutes.
+
 `guard.false_alarm` is the chance that a canary that is as good is *ever* rolled back, over all measures, all gateways
 (each judges what it sees) and all looks. It is divided among them, one half for the canary's evidence and one half for
 the bound on the current version's rate. Both are tallied over the same stretch of time, so that trouble that comes
@@ -26,6 +29,9 @@ STRETCH = 4096
 that fails altogether after a whole stretch of good answers is found within some 150."""
 DISAGREEMENT_FLOOR = 0.1
 """Share of copies that may be answered otherwise: a version trained anew changes its mind about some inputs."""
+MOST_ENDED = 3
+"""Inputs that ended a worker of the canary twice, more than of the current version: whatever the number of answers.
+A death that is not the input's fault is met by a second try, so one may be bad luck, and three are not."""
 CLEARLY_BAD = 0.5
 """A share of bad answers that needs no comparison: the current version is quiet when the canary has most callers."""
 
@@ -68,13 +74,15 @@ class Pair(NamedTuple):
 class _Version:
     """What one version did since the canary started."""
 
-    __slots__ = ("figures", "latencies", "recent")
+    __slots__ = ("ended", "figures", "latencies", "recent")
 
     def __init__(self, figures: VersionFigures) -> None:
         self.figures = figures
         self.latencies = Latencies()
         self.recent = 0
         """Answers in the present stretch."""
+        self.ended = 0
+        """Inputs in it that ended a worker twice."""
 
 
 class Guard:
@@ -123,6 +131,12 @@ class Guard:
             self._errors.current.add(bad=bad)
             self._nonfinite.current.add(bad=nonfinite)
 
+    def ended_workers(self, version: str, inputs: int) -> None:
+        """So many inputs ended a worker twice, the second time alone."""
+        side = self._side(version)
+        if side is not None:
+            side.ended += inputs
+
     def ran(self, version: str, run_s: float, expected_s: float) -> None:
         """A batch came back. `expected_s`: what the *current* version's cost model predicts for as many rows.
 
@@ -150,7 +164,8 @@ class Guard:
         go on; the chance of a false alarm is divided among all stretches that may come.
         """
         self._stretch += 1
-        self._canary.recent = self._current.recent = 0
+        for side in (self._canary, self._current):
+            side.recent = side.ended = 0
         for measure in (*self._measures.values(), self._disagreed):
             measure.restart()
 
@@ -158,10 +173,15 @@ class Guard:
         """Why the canary is to be rolled back, if it is. To be asked after everything that concerns the canary.
 
         Both versions must have `guard.min_samples` answers in this stretch; the current one need not when more than
-        half of the canary's are bad. Costs about a microsecond while nothing is wrong.
+        half of the canary's are bad. Workers that it ended need no company. Costs about a microsecond while nothing is
+        wrong.
         """
         settings = self._settings
-        if not settings.enabled or self._canary.recent < settings.min_samples:
+        if not settings.enabled:
+            return None
+        if self._canary.ended - self._current.ended >= MOST_ENDED:
+            return self._told_ended()
+        if self._canary.recent < settings.min_samples:
             return None
         share = self._share / (self._stretch * (self._stretch + 1))  # of all stretches together: no more than 1
         log_needed = -math.log(share)
@@ -192,6 +212,18 @@ class Guard:
         if version == self._pair.canary:
             return self._canary
         return self._current if version == self._pair.current else None
+
+    def _told_ended(self) -> Verdict:
+        canary, current = self._canary, self._current
+        figures: dict[str, float | str] = {
+            "measure": "ended workers",
+            "canary_inputs": canary.ended,
+            "canary_total": canary.recent,
+            "current_inputs": current.ended,
+            "current_total": current.recent,
+        }
+        than = f"the current version did so with {current.ended} of {current.recent}"
+        return Verdict(f"ended its worker twice with each of {canary.ended} inputs, {than}", figures)
 
     def _told(self, name: str, measure: Comparison, found: Evidence, log_needed: float) -> Verdict:
         canary, current = measure.canary, measure.current

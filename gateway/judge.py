@@ -85,10 +85,10 @@ class Judge:
         One that was not computed for itself says nothing about the version; one that chose its version is none of the
         traffic that is divided, and might be sent to end a canary.
         """
-        model = measured.model
-        if model is None or not self._watched or measured.reused or measured.named_version:
+        model, request = measured.model, measured.request
+        if model is None or not self._watched or request.times.reused or request.version:
             return
-        self.saw(model, outcome, seconds, measured.times, admitted=measured.terms is not None)
+        self.saw(model, outcome, seconds, request.times, admitted=measured.terms is not None)
 
     def saw(
         self, model: ServedModel, outcome: Code | None, seconds: float, times: StageTimes, *, admitted: bool = True

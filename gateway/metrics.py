@@ -224,26 +224,16 @@ class _OfVersion:
 class MeasuredRequest:
     """Counts a request's outcome exactly once, whatever it is. The flow fills in how far the request has come."""
 
-    __slots__ = ("_metrics", "_request", "model", "pieces", "rows", "terms")
-
-    @property
-    def nonfinite_rows(self) -> int:
-        """Rows with NaN or infinity in what was answered."""
-        return self._request.times.nonfinite_rows
+    __slots__ = ("_metrics", "model", "pieces", "request", "rows", "terms")
 
     def __init__(self, metrics: Metrics, request: Request) -> None:
         self._metrics = metrics
-        self._request = request
+        self.request = request
         self.model: ServedModel | None = None
         self.pieces: list[Pieces] = []
         self.rows = 0
         self.terms: Terms | None = None
         """Once it is admitted."""
-
-    @property
-    def reused(self) -> bool:
-        """Whether it was answered without being computed."""
-        return bool(self._request.times.reused)
 
     def routed(self, model: "ServedModel") -> None:
         """Who is to answer it; from here on the version is kept for this request."""
@@ -258,12 +248,12 @@ class MeasuredRequest:
     ) -> None:
         if self.model is not None:
             self.model.requests -= 1
-        name = self.model.name if self.model else self._metrics.known(self._request.model)
+        name = self.model.name if self.model else self._metrics.known(self.request.model)
         version = self.model.version if self.model is not None else ""
         of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name, version)
         outcome = self._outcome(error)
         of_model.outcomes[outcome or "ok"].inc()
-        spent_s = now_s() - self._request.arrived_s
+        spent_s = now_s() - self.request.arrived_s
         if self.model is not None:
             self._metrics.of_version(name, version).count(outcome, spent_s)
             self._metrics.judged(self, outcome, spent_s)
@@ -272,10 +262,10 @@ class MeasuredRequest:
             self._dropped(name, outcome)
             return
         of_model.request_s.observe(spent_s)
-        _observe_stages(of_model, self._request.times)
-        if self._request.times.nonfinite_rows:
-            of_model.nonfinite.inc(self._request.times.nonfinite_rows)
-        statistics.succeeded(spent_s, self._request.times, self.rows)
+        _observe_stages(of_model, self.request.times)
+        if self.request.times.nonfinite_rows:
+            of_model.nonfinite.inc(self.request.times.nonfinite_rows)
+        statistics.succeeded(spent_s, self.request.times, self.rows)
 
     def _outcome(self, error: BaseException | None) -> Code | None:
         if error is None:
@@ -283,19 +273,19 @@ class MeasuredRequest:
         if isinstance(error, HeadraceError):
             return error.code
         if isinstance(error, asyncio.CancelledError):  # gRPC cancels, too, when the caller's time is over
-            return Code.DEADLINE_EXCEEDED if now_s() >= self._request.late_s else Code.CANCELLED
+            return Code.DEADLINE_EXCEEDED if now_s() >= self.request.late_s else Code.CANCELLED
         return Code.INTERNAL
 
     def _dropped(self, name: str, outcome: Code) -> None:
-        drops, priority = self._metrics.drops, self._request.priority
+        drops, priority = self._metrics.drops, self.request.priority
         if self.terms is not None:
             if outcome in _LEFT:  # what was computed after that is counted with its batch
                 drops.computed(name, self.terms.computed_rows)
-        elif self.pieces and not self.reused:  # well formed, and refused at the door
+        elif self.pieces and not self.request.times.reused:  # well formed, and refused at the door
             items = sum(len(items) for items in self.pieces if isinstance(items, list))
             drops.add(name, Point.ADMISSION, outcome, priority, items)
         elif outcome is Code.NOT_READY:  # before anybody looked how many pieces its inputs are
-            drops.add(name, Point.ADMISSION, outcome, priority, len(self._request.inputs))
+            drops.add(name, Point.ADMISSION, outcome, priority, len(self.request.inputs))
 
 
 def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:

@@ -50,6 +50,8 @@ class StageTimes(msgspec.Struct):
     batch_rows: int = 0
     nonfinite_rows: int = 0
     """Rows of raw tensors that hold NaN or infinity; named in the header only when there are any."""
+    ended_workers: int = 0
+    """Items that ended a worker twice, the second time alone."""
     version: str = ""
     reused: Literal["", "kept", "shared"] = ""
     """`kept`: answered from the cache; `shared`: by what another request had computed at the same time."""
@@ -61,6 +63,7 @@ class StageTimes(msgspec.Struct):
         self.copy_s, self.run_s, self.finish_s = slowest.copy_s, slowest.run_s, slowest.finish_s
         self.batch_rows = slowest.batch_rows
         self.nonfinite_rows = sum(item.nonfinite_rows for item in items)
+        self.ended_workers = sum(item.ended_workers for item in items)
 
     def server_timing(self) -> str:
         """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""

@@ -66,8 +66,7 @@ class Shadows:
         except Exception:
             log.exception("a copy failed", model=shadow.name, version=shadow.version)
             code = Code.INTERNAL
-        spent_s, nonfinite = now_s() - request.arrived_s, request.times.nonfinite_rows
-        self._judge.saw(shadow, code, spent_s, admitted=True, nonfinite=nonfinite)
+        self._judge.saw(shadow, code, now_s() - request.arrived_s, request.times)
         if code is None:
             self._judge.compared(shadow, agrees=agree(answered, results))
         elif code is not Code.DEADLINE_EXCEEDED:  # the current version could answer it

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
+from gateway.guard import MOST_ENDED
 from headrace import Client, InferenceError
 from headrace.admin_client import AdminClient
 from headrace.admin_results import VersionFigures, VersionState
@@ -72,6 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "nan": (parts.NAN, 1.0),
         "broken": (parts.BROKEN, 1.0),
         "flipped": (parts.STEADY, 1.0002),
+        "ends": (parts.ENDS, 1.0),
     }
     moody = parts.add_moody(root, "moody", **moods)
     plain = parts.add_plain(root, "plain", batch_ms=[1.0, 1.1, 1.2])
@@ -153,6 +155,35 @@ def test_a_bad_canary_is_rolled_back_by_itself_and_the_others_see_nothing_of_it(
     assert change["figures"]["measure"] == measure
     assert change["figures"]["canary_rate"] > change["figures"]["allowed_rate"]
     assert change["figures"]["log10_evidence"] >= change["figures"]["log10_needed"]
+
+
+def test_a_canary_that_ends_its_worker_is_rolled_back_at_the_third_input(served: Served) -> None:
+    """Each costs two workers: with twenty of them callers would wait for minutes."""
+    current, canary = served.moody["steady"], served.moody["ends"]
+    served.admin.canary("moody", Canary(version=canary, percent=25))
+    keys = [key for key in KEYS if has("moody", canary, key, 25)][:5]
+    outcomes: list[str] = []
+    with Client(served.site.grpc, max_attempts=1) as client:
+        for number, key in enumerate(keys):
+            if number < MOST_ENDED:  # while it is being loaded again the current version answers its callers
+                eventually("the canary to be back", lambda: is_ready(served, canary), CHANGE_LIMIT_S)
+            else:
+                eventually("the guard to end it", lambda: not served.admin.traffic("moody").traffic.canary, 10.0)
+                eventually("the worker to be back", served.site.ready, CHANGE_LIMIT_S)
+            try:  # different inputs: one that has ended two workers is kept away
+                asked = [parts.input_of(1.0 + number)]
+                outcomes.append(client.predict(asked, model="moody", routing_key=key, timeout_s=30).version)
+            except InferenceError as error:
+                outcomes.append(error.reason)
+    assert outcomes == ["process_lost"] * MOST_ENDED + [current] * 2
+    change = served.last_change("moody")
+    assert (change["by"], change["figures"]["measure"]) == ("guard", "ended workers")
+    assert "ended its worker twice with each of 3 inputs" in change["reason"]
+
+
+def is_ready(served: Served, version: str) -> bool:
+    state = served.states("moody").get(version)
+    return state is not None and state.phase == "ready"
 
 
 def test_a_shadow_answers_nobody_and_is_ended_when_it_disagrees(served: Served) -> None:

@@ -37,8 +37,9 @@ PLAIN_MODEL = "pipeline: tensor\nbackend: simulated\n" + TENSORS
 
 MARK = 7.0
 """What callers send first: proofs and warm-up send other numbers, so that a bad version gets through them."""
-STEADY, RAISES, SLOW, NAN, BROKEN = range(5)
+STEADY, RAISES, SLOW, NAN, BROKEN, ENDS = range(6)
 MOODY = f"""
+import os
 import time
 import torch
 from torch import nn
@@ -55,6 +56,8 @@ class Moody(nn.Module):
         called = bool((x[:, 0] == {MARK}).any())
         if mood == {BROKEN} or mood == {RAISES} and called:
             raise RuntimeError("it can not")
+        if mood == {ENDS} and called:
+            os._exit(11)
         time.sleep(0.03 if mood == {SLOW} and called else 0.003)
         return x * (float("nan") if mood == {NAN} and called else gain * self.factor)
 

@@ -108,7 +108,7 @@ class Workers(FakeRouter):
     """What workers do with what they are sent: they load, and give every item its own input back.
 
     `bad` versions can't be loaded; those in `holds` are loaded only when the test says so (`finish`), like batches
-    while `holds_batches`. `answers` makes another answer of a batch, or none.
+    while `holds_batches`. `answers` makes another answer of a batch, or none; what `ends` names ends the worker.
     """
 
     def __init__(self) -> None:
@@ -120,6 +120,7 @@ class Workers(FakeRouter):
         self.holds_batches = False
         self.held_batches: list[tuple[bytes, RunBatch]] = []
         self.answers: Callable[[RunBatch], BatchDone | None] = lambda _batch: None
+        self.ends: Callable[[RunBatch], bool] = lambda _batch: False
         self.came = asyncio.Condition()
 
     def send(self, identity: bytes, message: ToWorker) -> bool:
@@ -129,6 +130,8 @@ class Workers(FakeRouter):
                 self.held.append((identity, message))
             case LoadModel():
                 asyncio.get_running_loop().call_soon(self.load, identity, message)
+            case RunBatch() if self.ends(message):
+                asyncio.get_running_loop().call_soon(self.client.on_lost, identity)
             case RunBatch() if self.holds_batches:
                 self.held_batches.append((identity, message))
             case RunBatch():

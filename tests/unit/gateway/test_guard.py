@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gateway.guard import CLEARLY_BAD, STRETCH, Guard, Pair, Verdict, is_fault
+from gateway.guard import CLEARLY_BAD, MOST_ENDED, STRETCH, Guard, Pair, Verdict, is_fault
 from shared.errors import Code
 from shared.settings_base import GuardSettings
 from tests.support.simulation import repeatable
@@ -228,6 +228,24 @@ def test_a_verdict_says_what_it_rests_on() -> None:
     assert (figures["measure"], figures["canary_rate"], figures["canary_total"]) == ("error rate", 1.0, 20)
     assert float(figures["log10_evidence"]) >= float(figures["log10_needed"]) > 3
     assert 0.02 <= float(figures["allowed_rate"]) < 0.2
+
+
+def test_workers_that_are_ended_by_inputs_of_both_are_nobodys_fault_and_old_ones_are_forgotten() -> None:
+    judge = guard()
+    judge.ended_workers(OLD, 2)
+    judge.ended_workers(NEW, MOST_ENDED + 1)
+    judge.ended_workers("c" * 16, 9)
+    assert judge.verdict() is None
+    judge.ended_workers(NEW, 1)
+    verdict = judge.verdict()
+    assert verdict is not None
+    assert (verdict.figures["canary_inputs"], verdict.figures["current_inputs"]) == (5, 2)
+    judge.restart()
+    judge.ended_workers(NEW, MOST_ENDED - 1)
+    assert judge.verdict() is None
+    off = guard(enabled=False)
+    off.ended_workers(NEW, MOST_ENDED)
+    assert off.verdict() is None
 
 
 @pytest.mark.parametrize("code", Code)

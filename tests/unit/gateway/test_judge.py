@@ -228,9 +228,7 @@ async def test_a_canary_that_ends_its_workers_is_rolled_back_at_the_third_input(
         assert len(court.orders.given) == given
     ((_, order, _),) = court.orders.given
     assert isinstance(order, RollBack)
-    assert order.reason == (
-        "ended its worker twice with each of 3 inputs, the current version did so with 0 of 30"
-    )
+    assert order.reason == ("ended its worker twice with each of 3 inputs, the current version did so with 0 of 30")
     assert order.figures["measure"] == "ended workers"
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.orders import RollBack, StartCanary
-from shared.errors import HeadraceError
+from gateway.request import Answer
+from gateway.split import point
+from shared.errors import HeadraceError, LostTwice
 from shared.messages import BatchDone, RunBatch
 from shared.traffic import Canary
 from tests.support.gateway_parts import done
@@ -155,3 +157,29 @@ async def test_a_batch_that_comes_back_after_its_callers_and_its_version_have_go
         w.router.run()
         assert not w.metrics.statistics.has(NAME, new)
         assert w.metrics.drops.rows_for_nobody[NAME] == 1
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_a_canary_that_ends_its_worker_is_rolled_back_after_three_inputs(root: Path, partial: bool) -> None:
+    """With partial results the failures come as results: the requests themselves are answered."""
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        canary = w.model(new)
+        w.router.ends = lambda batch: any(bytes(item.tensors[0].data)[:3] == b"bad" for item in batch.items)
+        keys = [key for key in map(str, range(100)) if point(NAME, new, key) < SHARE / 100]
+        for number, key in enumerate(keys[:3]):
+            assert w.roles()[new] == "canary", f"not after {number}"
+            asked = w.request(b"bad%d" % number, routing_key=key, partial_results=partial)
+            asked.inputs.append(w.request(b"fine").inputs[0])
+            caller = asyncio.create_task(w.flow.answer(asked))
+            for _ in range(2):
+                await w.until("the worker to be gone", lambda: not list(w.workers.workers()))
+                w.greet()
+            (ended,) = await asyncio.gather(caller, return_exceptions=True)
+            assert isinstance(ended.results[0] if isinstance(ended, Answer) else ended, LostTwice)
+            await w.until("the canary", lambda: canary.state.phase in {"ready", "unloaded"})
+        await w.until("the rollback", lambda: w.roles() == {old: "current"})
+        entry = w.on_disk().history[-1]
+        assert (entry["by"], entry["figures"]["measure"]) == ("guard", "ended workers")
+        assert w.control.figures(NAME)[1].requests < 20

@@ -156,14 +156,12 @@ def test_a_version_that_is_gone_takes_its_series_along_and_its_model_s_stay() ->
 
 def test_who_judges_is_told_of_each_request_that_went_to_a_version() -> None:
     metrics, model = Metrics(), served()
-    told: list[tuple[object, Code | None, bool, int]] = []
-    metrics.judged = lambda measured, outcome, _s: told.append(
-        (measured.model, outcome, measured.reused, measured.nonfinite_rows)
-    )
-    with metrics.request(request(StageTimes(reused="kept", nonfinite_rows=3))) as measured:
+    told: list[tuple[object, Code | None, str]] = []
+    metrics.judged = lambda measured, outcome, _s: told.append((measured.model, outcome, measured.request.times.reused))
+    with metrics.request(request(StageTimes(reused="kept"))) as measured:
         measured.routed(model)
     with pytest.raises(NotReady):
         end(metrics, NotReady("lost"), model)
     with pytest.raises(UnknownModel), metrics.request(request()):
         raise UnknownModel("nobody")
-    assert told == [(model, None, True, 3), (model, Code.NOT_READY, False, 0)]
+    assert told == [(model, None, "kept"), (model, Code.NOT_READY, "")]
