@@ -64,6 +64,7 @@ class Loader:
             runner = self._runner(version, pipeline, stages)
         with stages("warm_up"):
             batch_s = self._warm_up(runner, pipeline, sizes, version.name)
+            runner.weigh()
         loaded = LoadedVersion(key, runner, pipeline, batch_s)
         loaded.stages_s = stages.seconds
         if len(batch_s) < len(sizes):

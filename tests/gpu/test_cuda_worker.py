@@ -1,9 +1,10 @@
 """What only a GPU can show: FP16 and back, the pinned arena, memory that runs out, an error that sticks."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,7 @@ from torch import nn
 from shared.settings import BatchingSettings, Settings
 from shared.tensors import SlotRef
 from tests.support.worker_parts import ToyPipeline, TwoSidedArena, batch, item, loaded, toy_model
-from workers.backends import torch_device
+from workers.backends import torch_backend, torch_device
 from workers.backends.base import OutOfMemory, Precision
 from workers.backends.lane import Lane
 from workers.backends.stream_runner import StreamRunner
@@ -62,6 +63,24 @@ def test_a_version_loads_warms_up_and_runs_in_fp16(tmp_path: Path, cuda: CudaDev
     torch.testing.assert_close(torch.from_numpy(forward.outputs[0]), expected, rtol=1e-2, atol=1e-2)
     assert forward.copy_s > 0
     assert forward.run_s > 0
+
+
+def test_a_version_is_measured_at_its_own_weights_whatever_ends_meanwhile(tmp_path: Path, cuda: CudaDevice) -> None:
+    others = [torch.empty(64_000_000, dtype=torch.uint8, device=cuda.device)]  # of a batch of another version
+
+    @contextlib.contextmanager
+    def stages(stage: str) -> Iterator[None]:
+        if stage == "device":
+            others.clear()
+        yield
+
+    linear = nn.Linear(4, 4)
+    files = {"w.safetensors": safetensors.torch.save(linear.state_dict())}
+    version = toy_model(tmp_path, "toy", MODEL_YAML, files, CODE)
+    before = torch.cuda.memory_allocated(cuda.device)
+    ready = torch_backend.load(version, ToyPipeline(), cuda, "fp32", stages=stages)
+    assert torch.cuda.memory_allocated(cuda.device) < before
+    assert ready.memory_bytes == sum(parameter.nbytes for parameter in linear.parameters())
 
 
 def test_an_overflow_in_fp16_is_answered_in_fp32(cuda: CudaDevice) -> None:

@@ -80,6 +80,8 @@ class FakeStreams(Streams):
         self.changed_by_graph = 0.0
         """Added to what a graph computes."""
         self.graphs = 0
+        self.pools: list[object] = []
+        """That of each graph."""
         self.refused = 0
         """Calls that did not fit."""
         self.settled_after: list[int] = []
@@ -153,6 +155,7 @@ class FakeStreams(Streams):
         if self.no_graph is not None:
             raise self.no_graph
         self.graphs += 1
+        self.pools.append(pool)
         return FakeGraph(self, function, inputs)
 
     def settle(self) -> None:
@@ -160,9 +163,12 @@ class FakeStreams(Streams):
         self.settled_after.append(len(self.steps))
         self.advance(max(self.now_s, *self._free_s.values()))
 
-    def reserved_bytes(self) -> int:
+    def pool_bytes(self, pool: object) -> int:
         """1,000 bytes per graph."""
-        return 1000 * self.graphs
+        return 1000 * self.pools.count(pool)
+
+    def give_back(self) -> None:
+        """Nothing is kept."""
 
     def ring_at(self, mark: Mark) -> None:
         """Remembered."""

@@ -97,7 +97,7 @@ class Runner(abc.ABC):
 
     precision: Precision
     memory_bytes: int
-    """Measured when it was loaded."""
+    """What its network takes of the device, measured when it was loaded."""
     pads: bool
     """Whether a batch is padded up to an allowed size: where the device runs each size from a prepared plan."""
     lanes = 1
@@ -109,6 +109,9 @@ class Runner(abc.ABC):
         Returns the sizes that run faster from now on. Raises DeviceLost.
         """
         return ()
+
+    def weigh(self) -> None:  # noqa: B027 - most hold from the start what they will hold
+        """Measure `memory_bytes` again: the first passes are over, and may have left packed weights or graphs."""
 
     def start(self, items: Inputs, padded_rows: int, precision: Precision, lane: int) -> Pass:  # noqa: ARG002 - see `lanes`
         """As `run`, without waiting where the device works beside the host; `lane` (below `lanes`) must be free.

@@ -126,10 +126,14 @@ class CudaStreams(Streams):
         with self._capture_lock:
             torch.cuda.synchronize(self._device)
 
-    def reserved_bytes(self) -> int:
+    def pool_bytes(self, pool: object) -> int:
+        """See Streams."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch annotates it not
+        return sum(int(each["total_size"]) for each in segments if each["segment_pool_id"] == pool)
+
+    def give_back(self) -> None:
         """See Streams."""
         torch.cuda.empty_cache()
-        return int(torch.cuda.memory_reserved(self._device))
 
     def ring_at(self, mark: Mark) -> None:
         """See Streams."""

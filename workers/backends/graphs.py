@@ -54,6 +54,8 @@ class Graphs:
     def drop(self, size: int) -> None:
         """Batches of this size run eagerly again."""
         self._by_size.pop(size, None)
+        if not self._by_size:
+            self._largest, self._pool = [], None
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
         """Queue the graph for a batch inside `computing`; its outputs hold until the next one. None: there is none."""
@@ -64,6 +66,12 @@ class Graphs:
             self._streams.copy(static, tensor)
         captured.graph.replay()
         return captured.graph.outputs
+
+    def memory_bytes(self) -> int:
+        """Device memory that is theirs alone."""
+        if not self._by_size:
+            return 0
+        return sum(tensor.nbytes for tensor in self._largest) + self._streams.pool_bytes(self._pool)
 
     def __repr__(self) -> str:
         return f"<Graphs {' '.join(map(str, self.sizes)) or 'none'}>"

@@ -104,10 +104,12 @@ def load(
         file = onnx_check.check(version.files / name, version.meta.files, told)
         parts = fit(file, pipeline, max_rows, told)
     with stages("build"):
-        free = device.free_bytes()
+        before = device.taken_without_torch()
         session = _session(runtime, version, name, device)
         on_disk = sum((version.files / each).stat().st_size for each in (name, *file.external))
-        memory_bytes = max(free - device.free_bytes(), on_disk)
+        # onnxruntime does not tell what it takes. At least its weights: packed, it gives up the ones that it has read.
+        # Others who use the device, or another ONNX model's batch, may make it more, but never less than that.
+        memory_bytes = max(device.taken_without_torch() - before, on_disk)
     network = OnnxNetwork(runtime, session, parts, device.device)
     if device.streams is None:
         return TorchRunner(network, pipeline, device, "fp32", memory_bytes)

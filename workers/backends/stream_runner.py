@@ -74,15 +74,20 @@ class StreamRunner(TorchRunner):
         pipeline: Pipeline[Any],
         device: TorchDevice,
         precision: Precision,
-        memory_bytes: int,
+        memory_bytes: int = 0,
     ) -> None:
-        super().__init__(network, pipeline, device, precision, memory_bytes)
         if device.streams is None:
             raise ValueError(f"{device.name} has no streams")
         self._streams: Streams = device.streams
         self._lanes = [Lane(self._streams, device.is_pinned) for _ in range(LANES)]
         self.graphs = Graphs(self._streams)
+        super().__init__(network, pipeline, device, precision, memory_bytes)
         self.pads = True
+
+    def weigh(self) -> None:
+        """See Runner. The lanes' buffers, which are for batches, are not in it."""
+        super().weigh()
+        self.memory_bytes += self.graphs.memory_bytes()
 
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:
         """See Runner. Uses the first lane."""
@@ -120,7 +125,6 @@ class StreamRunner(TorchRunner):
 
     def prepare(self, rows: Sequence[Array], sizes: Sequence[int]) -> Sequence[int]:
         """Capture a graph per size, the largest first; a size whose capture fails runs eagerly. Raises DeviceLost."""
-        before = self._streams.reserved_bytes()
         failed: dict[str, list[int]] = {}
         for size in sorted(sizes, reverse=True):
             reason = self._capture(rows, size)
@@ -129,7 +133,8 @@ class StreamRunner(TorchRunner):
                 failed.setdefault(reason, []).append(size)
         for reason, without in failed.items():
             _log.warning("batch sizes without a CUDA graph", sizes=without[::-1], reason=reason)
-        self.memory_bytes += max(0, self._streams.reserved_bytes() - before)
+        self._streams.give_back()
+        self.weigh()
         return self.graphs.sizes
 
     def _capture(self, rows: Sequence[Array], size: int) -> str | None:

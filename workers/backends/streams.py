@@ -91,8 +91,12 @@ class Streams(abc.ABC):
         """Let the host wait until nothing is queued any more. Raises what the device raised."""
 
     @abc.abstractmethod
-    def reserved_bytes(self) -> int:
-        """Device memory taken from the driver, less what could be given back at once."""
+    def pool_bytes(self, pool: object) -> int:
+        """Device memory that a pool holds, whatever else runs on the device."""
+
+    @abc.abstractmethod
+    def give_back(self) -> None:
+        """Return to the driver what no tensor and no pool needs."""
 
     @abc.abstractmethod
     def ring_at(self, mark: Mark) -> None:

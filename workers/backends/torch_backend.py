@@ -45,7 +45,6 @@ def load(
         Repository.verify(version)
         name = _only_file(version)
     told = f"model {version.name}: {name}"
-    before = device.memory_in_use()
     with stages("build"):
         network = exported.load(version.files / name, device, told) if _is_archive(name) else _build(version)
         if not _is_archive(name):
@@ -55,12 +54,11 @@ def load(
             exported.check_rows(network, pipeline, device, told)
         else:
             network = _place(network, device)
-        memory_bytes = device.memory_in_use() - before or _size_of(network)
         network = _faster(network, _Trial(pipeline, device, precision, compile_for or (2,)), version.name, compile_for)
     if device.streams is None:
-        return TorchRunner(network, pipeline, device, precision, memory_bytes)
+        return TorchRunner(network, pipeline, device, precision)
     device.streams.settle()  # the weights have come over another queue than those that runs use
-    return StreamRunner(network, pipeline, device, precision, memory_bytes)
+    return StreamRunner(network, pipeline, device, precision)
 
 
 def _only_file(version: ModelVersion) -> str:
@@ -112,11 +110,6 @@ def _place(network: nn.Module, device: TorchDevice) -> nn.Module:
     network = network.float()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
     return network
-
-
-def _size_of(network: nn.Module) -> int:
-    tensors = [*network.parameters(), *network.buffers()]
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 class _Trial(NamedTuple):

@@ -56,12 +56,8 @@ class TorchDevice(Device):
     def detach(self, memory: memoryview | None = None) -> None:
         """Nothing to do on a CPU."""
 
-    def memory_in_use(self) -> int:
-        """Bytes that torch holds on the device; 0 on a CPU, where nobody counts."""
-        return 0
-
-    def free_bytes(self) -> int:
-        """Bytes of the device that nobody holds, in this process or another; 0 on a CPU, where nobody counts."""
+    def taken_without_torch(self) -> int:
+        """Bytes of the device that others hold than torch in this process; 0 on a CPU, where nobody counts."""
         return 0
 
     def is_pinned(self, array: Array) -> bool:  # noqa: ARG002 - a CPU copies nothing
@@ -114,13 +110,10 @@ class CudaDevice(TorchDevice):
         """See Device."""
         self.streams.quiet()
 
-    def memory_in_use(self) -> int:
-        """Bytes in tensors on this device."""
-        return int(torch.cuda.memory_allocated(self.device))
-
-    def free_bytes(self) -> int:
-        """What the driver says; also for libraries that take memory without torch."""
-        return int(torch.cuda.mem_get_info(self.device)[0])
+    def taken_without_torch(self) -> int:
+        """What the driver says, less what torch has of it: batches of torch models come and go meanwhile."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total) - int(free) - int(torch.cuda.memory_reserved(self.device))
 
     def enter_thread(self) -> None:
         """The current device is a property of the thread."""

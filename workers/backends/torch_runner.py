@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.clock import now_s
 from shared.pipeline import Pipeline
 from shared.tensors import DTYPES, Array
+from workers.backends import footprint
 from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
 from workers.staging import HostStaging, Inputs
@@ -26,7 +27,10 @@ Network = Callable[..., Any]
 
 
 class TorchRunner(Runner):
-    """See the module's docstring. `network` is ready to run on the device."""
+    """See the module's docstring. `network` is ready to run on the device.
+
+    `memory_bytes` says what it takes, if it is no module of torch's, which is counted.
+    """
 
     def __init__(
         self,
@@ -34,15 +38,22 @@ class TorchRunner(Runner):
         pipeline: Pipeline[Any],
         device: TorchDevice,
         precision: Precision,
-        memory_bytes: int,
+        memory_bytes: int = 0,
     ) -> None:
         self._network = network
+        self._told_bytes = memory_bytes
         self._pipeline = pipeline
         self._device = device
         self._staging = HostStaging()
         self.precision = precision
         self.pads = device.is_cuda
-        self.memory_bytes = memory_bytes
+        self.weigh()
+
+    def weigh(self) -> None:
+        """See Runner."""
+        self.memory_bytes = self._told_bytes
+        if isinstance(self._network, nn.Module):
+            self.memory_bytes = footprint.of(self._network, self._device.device)
 
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:  # noqa: ARG002 - the port's signature
         """See `Runner.run`."""

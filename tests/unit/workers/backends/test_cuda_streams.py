@@ -122,6 +122,25 @@ def test_a_capture_that_fails_lets_go_of_lock_and_stream(cuda: Cuda) -> None:
     assert not cuda.lock.locked()
 
 
+def test_a_pools_bytes_are_those_of_its_own_segments(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [((0, 0), 5000), ((0, 7), 2000), ((0, 8), 300), ((0, 7), 40)]
+    found = [{"segment_pool_id": pool, "total_size": size} for pool, size in segments]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: found)
+    assert CudaStreams(torch.device("cuda", 0)).pool_bytes((0, 7)) == 2040
+
+
+def test_what_torch_takes_for_batches_is_not_taken_without_it(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CudaDevice(torch.device("cuda", 0))
+    total, free, reserved = 10_000, 6000, 1000
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    assert device.taken_without_torch() == 3000
+    free, reserved = 4000, 3000  # a batch of a torch model
+    assert device.taken_without_torch() == 3000
+    free = 3500  # a session of another library
+    assert device.taken_without_torch() == 3500
+
+
 def test_an_error_is_judged_by_asking_the_device(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice(torch.device("cuda", 0))
     cuda.lock = device.streams.no_capture()

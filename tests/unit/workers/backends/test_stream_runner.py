@@ -1,6 +1,6 @@
 """The runner for devices that work beside the host, on a device of simulated time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -9,10 +9,11 @@ from structlog.testing import capture_logs
 from torch import nn
 
 from shared.tensors import Array
-from tests.support.fake_streams import FakeDevice, FakeStreams
+from tests.support.fake_streams import FakeDevice, FakeGraph, FakeStreams
 from tests.support.worker_parts import WIDTH, ToyPipeline
 from workers.backends.base import DeviceLost, OutOfMemory
 from workers.backends.stream_runner import StreamRunner
+from workers.backends.streams import Function as Captured
 
 
 class Function(nn.Module):
@@ -170,7 +171,7 @@ def test_each_size_runs_from_its_graph_and_only_in_its_own_precision() -> None:
     streams = FakeStreams()
     module = runner(streams)
     assert module.prepare(EXAMPLE, [1, 2, 4]) == (1, 2, 4)
-    assert module.memory_bytes == 3000
+    assert module.memory_bytes == 3000 + EXAMPLE[0].nbytes
     streams.steps.clear()
     for count in (1, 2, 4):
         assert firsts(module.run([[rows(*range(count))]], count, "fp32").outputs) == [2 * n for n in range(count)]
@@ -179,6 +180,27 @@ def test_each_size_runs_from_its_graph_and_only_in_its_own_precision() -> None:
     module.precision = "fp16"  # then FP32 is the way back from an overflow
     module.run([[rows(1)]], 1, "fp32")
     assert len(streams.of("computing", "call")) == 1
+
+
+def test_graphs_of_another_version_are_not_counted() -> None:
+    """Nor anything else that happens on the device meanwhile: a version is what it holds itself."""
+    streams = FakeStreams()
+    module, other = runner(streams), runner(streams)
+    capture = streams.capture
+
+    def crowded(function: Captured, inputs: Sequence[torch.Tensor], pool: object) -> FakeGraph:
+        if not other.graphs.sizes:
+            streams.capture = capture  # type: ignore[method-assign]
+            other.prepare(EXAMPLE, [1, 2, 4])
+        return capture(function, inputs, pool)
+
+    streams.capture = crowded  # type: ignore[method-assign]
+    module.prepare(EXAMPLE, [1, 2])
+    inputs = EXAMPLE[0][:2].nbytes
+    assert module.memory_bytes == 2000 + inputs
+    assert other.memory_bytes == 3000 + EXAMPLE[0].nbytes
+    module.weigh()
+    assert module.memory_bytes == 2000 + inputs, "asking again adds nothing"
 
 
 def test_sizes_and_shapes_without_a_graph_run_eagerly() -> None:

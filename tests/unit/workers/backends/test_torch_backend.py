@@ -2,6 +2,7 @@ import pickle
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,26 @@ def test_the_users_network_from_the_models_folder_computes_what_it_should(tmp_pa
     forward = loaded.runner.run([[rows[:1]], [rows[1:]]], 4, "fp32")
     np.testing.assert_allclose(forward.outputs[0], module(torch.from_numpy(rows)).detach(), rtol=1e-5)
     assert forward.finite.tolist() == [True] * 3
+
+
+def test_packed_weights_are_in_what_a_version_is_measured_at(tmp_path: Path) -> None:
+    """The network keeps its weights, and oneDNN's copy of them beside."""
+    code = """
+from torch import nn
+
+
+def network():
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2000, 2), nn.BatchNorm2d(2000), nn.Flatten(1),
+                         nn.Unflatten(1, (2000, 1, 1)), nn.Conv2d(2000, 1000, 1), nn.Flatten(1), nn.Linear(1000, 4))
+"""
+    scope: dict[str, Any] = {}
+    exec(code, scope)  # noqa: S102 - the very code that the worker imports
+    module = scope["network"]()
+    version = toy_model(tmp_path, "toy", MODEL_YAML, {"w.safetensors": weights(module)}, code)
+    loaded = loader(tmp_path).load(Key("toy", version.version))
+    packed = 2000 * 1000 * 4
+    own = sum(parameter.nbytes for parameter in module.parameters())
+    assert own + packed <= loaded.memory_bytes <= 1.2 * (own + packed)
 
 
 @pytest.mark.parametrize(
