@@ -19,6 +19,10 @@ RETRY_MS: dict[Phase, int] = {
 """When a retry may find the model ready: about the time that each phase takes."""
 
 
+_NOBODYS = {"coming", "shadow", "retiring"}
+"""Roles of versions that nobody is answered by, not even who names them: not proven yet, only compared, or leaving."""
+
+
 class Routing:
     """The served versions by number, and by model's name who of them answers whom."""
 
@@ -32,7 +36,7 @@ class Routing:
             self.point(Split(model))
 
     def add(self, model: ServedModel) -> None:
-        """Know one more version; nobody is sent to it yet, but who asks for it by its hash."""
+        """Know one more version; nobody is sent to it yet."""
         self._models[model.number] = model
 
     def point(self, split: "Split[ServedModel]") -> None:
@@ -90,10 +94,12 @@ class Routing:
         if version == split.current.version:
             return split.current
         name = split.current.name
-        known = [model for model in self.of(name) if model.state.role != "retiring"]
+        known = [model for model in self.of(name) if model.state.role not in _NOBODYS]
         for model in known:
             if model.version == version:
                 return model
+        if any(model.version == version and model.state.role == "shadow" for model in self.of(name)):
+            raise UnknownVersion(f"version {version} of model {name!r} is a shadow: it gets copies, and answers nobody")
         versions = ", ".join(dict.fromkeys(model.version for model in known))
         served = f"its version is {versions}" if len(known) == 1 else f"its versions are {versions}"
         raise UnknownVersion(f"version {version[:100]!r} of model {name!r} is not served; {served}")

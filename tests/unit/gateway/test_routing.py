@@ -96,13 +96,31 @@ def test_a_shadow_answers_nobody() -> None:
     assert routing.route("words", "", "text", "key") is current
 
 
-@pytest.mark.parametrize("role", ["canary", "shadow", "standby", "coming"])
+@pytest.mark.parametrize("role", ["canary", "standby"])
 def test_who_names_a_version_gets_it_whatever_it_is_to_the_model(role: Role) -> None:
     other = version(2, role)
     routing, current = several(other)
     assert routing.route("words", other.version, "text") is other
     assert routing.route("words", current.version, "text") is current
     assert routing.route("words", "", "text") is current
+
+
+def test_a_shadow_answers_nobody_who_names_it_either() -> None:
+    shadow = version(2, "shadow")
+    routing, current = several(shadow)
+    routing.point(Split(current, shadow, 100.0, shadow=True))
+    with pytest.raises(UnknownVersion, match=f"version {shadow.version} of model 'words' is a shadow: it gets copies"):
+        routing.route("words", shadow.version, "text")
+    with pytest.raises(UnknownVersion, match=f"its version is {current.version}$"):
+        routing.route("words", "f" * 16, "text")
+
+
+@pytest.mark.parametrize("phase", ["loading", "ready"])
+def test_a_version_that_is_only_coming_is_unknown_also_once_it_is_ready(phase: Phase) -> None:
+    coming = version(2, "coming", phase)
+    routing, current = several(coming)
+    with pytest.raises(UnknownVersion, match=f"is not served; its version is {current.version}$"):
+        routing.route("words", coming.version, "text")
 
 
 def test_a_version_that_is_leaving_is_named_by_nobody_any_more() -> None:
