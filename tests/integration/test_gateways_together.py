@@ -239,7 +239,7 @@ async def test_what_goes_on_for_callers_that_have_left_is_bounded(
             await only.load("more")
         control.hold.set()
         await control.loaded.wait()
-        while only._orders:
+        while only._orders._tasks:
             await asyncio.wait(only._orders._tasks)
         await only.unload("more")
         assert control.done == [("load", "more")] * 2 + [("unload", "more")]
