@@ -1,8 +1,8 @@
+import inspect
 import pickle
 import zipfile
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +52,11 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
+def wide() -> nn.Sequential:
+    first = (nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2000, 2), nn.BatchNorm2d(2000))
+    return nn.Sequential(*first, nn.Conv2d(2000, 1000, 1), nn.Flatten(1), nn.Linear(1000, 4))
+
+
 def weights(module: nn.Module) -> bytes:
     return safetensors.torch.save(module.state_dict())
 
@@ -87,18 +92,10 @@ def test_the_users_network_from_the_models_folder_computes_what_it_should(tmp_pa
 
 def test_packed_weights_are_in_what_a_version_is_measured_at(tmp_path: Path) -> None:
     """The network keeps its weights, and oneDNN's copy of them beside."""
-    code = """
-from torch import nn
-
-
-def network():
-    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2000, 2), nn.BatchNorm2d(2000), nn.Flatten(1),
-                         nn.Unflatten(1, (2000, 1, 1)), nn.Conv2d(2000, 1000, 1), nn.Flatten(1), nn.Linear(1000, 4))
-"""
-    scope: dict[str, Any] = {}
-    exec(code, scope)  # noqa: S102 - the very code that the worker imports
-    module = scope["network"]()
-    version = toy_model(tmp_path, "toy", MODEL_YAML, {"w.safetensors": weights(module)}, code)
+    module = wide()
+    code = "from torch import nn\n\n\n" + inspect.getsource(wide)
+    files = {"w.safetensors": weights(module)}
+    version = toy_model(tmp_path, "toy", MODEL_YAML.replace("mine:network", "mine:wide"), files, code)
     loaded = loader(tmp_path).load(Key("toy", version.version))
     packed = 2000 * 1000 * 4
     own = sum(parameter.nbytes for parameter in module.parameters())
