@@ -121,7 +121,14 @@ class LoaderThread:
     def _work(self) -> None:
         step_back()
         while (job := self._jobs.get()) is not None and not self._closing:
-            self._outcomes.put(job())
+            try:
+                self._outcomes.put(job())
+            except Exception as error:  # noqa: BLE001 - told to the loop
+                # What a load raises is its outcome. This is the thread's own: without it nothing is ever loaded again,
+                # so the process must end, as it must for a device that can't give memory back.
+                _log.exception("the loader failed")
+                kind = type(error).__name__
+                self._device_lost = self._device_lost or DeviceLost(f"the loader failed ({kind}, see the log)")
             os.eventfd_write(self._wake, 1)
 
     def _load(self, key: Key, config: bytes) -> Finished:
@@ -147,12 +154,13 @@ class LoaderThread:
         except HeadraceError as error:
             code, text, told = error.code, error.text, error.text
         except NotAsDeclared as error:
-            code, text, told = Code.NOT_READY, f"model {key.name}: {error}", str(error)
+            text = f"model {key.name}: version {key.version}: {error}"
+            code, told = Code.NOT_READY, str(error)
         except DeviceLost as error:
             self._device_lost = error
             code, text, told = Code.NOT_READY, f"model {key.name}: the device was lost", str(error)
         except Exception as error:  # noqa: BLE001 - the user's network and pipeline run here; callers get its type
-            told = str(own_code_failed(f"model {key.name} failed its warm-up", error))
+            told = str(own_code_failed(f"model {key.name}: version {key.version} failed its warm-up", error))
             code, text = Code.NOT_READY, told
         _log.error("model not loaded", model=key.name, version=key.version, reason=told)
         return Failure(code, text)

@@ -98,12 +98,12 @@ def test_a_size_is_estimated() -> None:
     [
         (StartupError(ExitCode.MODEL_LOAD, "weights lack a"), Code.NOT_READY, "weights lack a"),
         (UnknownModel("model x is unknown"), Code.UNKNOWN_MODEL, "model x is unknown"),
-        (NotAsDeclared("2 outputs, not 1"), Code.NOT_READY, "model toy: 2 outputs, not 1"),
+        (NotAsDeclared("2 outputs, not 1"), Code.NOT_READY, f"model toy: version {KEY.version}: 2 outputs, not 1"),
         (LoadFailed("w can't be read", "/secret/w"), Code.NOT_READY, "w can't be read"),
         (
             FileNotFoundError(2, "No such file", "/secret/w"),
             Code.NOT_READY,
-            "model toy failed its warm-up (FileNotFoundError, see the log)",
+            f"model toy: version {KEY.version} failed its warm-up (FileNotFoundError, see the log)",
         ),
     ],
 )
@@ -148,6 +148,30 @@ def test_a_device_lost_while_loading_reaches_the_loop() -> None:
         assert select.select([thread], [], [], LIMIT_S)[0]
         with pytest.raises(DeviceLost, match="sticky"):
             thread.outcomes()
+
+
+class Stuck(Memory):
+    """Can't give anything back."""
+
+    def give_back(self) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize("outcome", ["fails", "is given back"])
+def test_memory_that_can_not_be_given_back_ends_the_process_and_not_the_thread_alone(
+    outcome: str, logged: list[EventDict]
+) -> None:
+    """Else whoever wants a version would wait for ever."""
+    with thread_of(LoadFailed("no"), memory=Stuck()) as thread:
+        if outcome == "fails":
+            thread.load(KEY, b"")
+        else:
+            thread.give_back(KEY, [loaded(FakeRunner())], "model evicted")
+        assert select.select([thread], [], [], LIMIT_S)[0], f"nothing came about in {LIMIT_S} s"
+        for _ in range(2):
+            with pytest.raises(DeviceLost, match=r"the loader failed \(RuntimeError, see the log\)"):
+                thread.outcomes()
+    assert logged[-1]["event"] == "the loader failed"
 
 
 def test_closing_does_not_wait_for_a_load_that_hangs() -> None:
