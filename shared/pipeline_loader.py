@@ -9,10 +9,11 @@ import contextlib
 import hashlib
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,9 @@ from shared.repository import ModelVersion
 from shared.strict_yaml import KeyPath
 
 BUILT_IN = "shared.pipelines"
+KEPT_STATES = 4
+"""Of a file that is edited while versions serve: as many as a model can have versions at work, current, canary and
+standby, and the one that is being loaded. Older ones lose their name, and go with the last version that runs them."""
 
 AnyPipeline = Pipeline[Any]
 
@@ -149,13 +153,33 @@ def _import(module_name: str, folder: Path, name: str) -> ModuleType:
         raise own_code_failed(f"model {name}: {module_name} can't be imported", error) from error
 
 
+class _Source(importlib.machinery.SourceFileLoader):
+    """Runs the very bytes that were looked at, and keeps no compiled copy.
+
+    Python takes one for fresh whose source has kept its size and the second of its last change, as two edits may.
+    """
+
+    def __init__(self, name: str, path: str, content: bytes) -> None:
+        super().__init__(name, path)
+        self._content = content
+
+    def get_data(self, path: str) -> bytes:  # noqa: ARG002 - importlib's signature
+        return self._content
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path} has no compiled copy")
+
+
 def _import_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, so that two models may each have its `pipeline.py`, and an edit counts."""
-    place = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
-    unique = f"headrace_model_{place}_{path.stem}"
-    if unique in sys.modules:
-        return sys.modules[unique]
-    spec = importlib.util.spec_from_file_location(unique, path)
+    content = path.read_bytes()
+    place = f"headrace_model_{_short(str(path.resolve()).encode())}_"
+    unique = f"{place}{_short(content)}_{path.stem}"
+    known = sys.modules.pop(unique, None)
+    if known is not None:
+        sys.modules[unique] = known  # as the latest one
+        return known
+    spec = importlib.util.spec_from_loader(unique, _Source(unique, str(path), content))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path.name} is no Python source file")
     module = importlib.util.module_from_spec(spec)
@@ -165,7 +189,13 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[unique]
         raise
+    for old in [name for name in list(sys.modules) if name.startswith(place)][:-KEPT_STATES]:
+        sys.modules.pop(old, None)
     return module
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _read_config(version: ModelVersion, pipeline_class: type[AnyPipeline]) -> Config:

@@ -1,5 +1,8 @@
+import gc
+import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import ExitCode, StartupError
-from shared.pipeline_loader import built_in_names, load_object, load_pipeline
+from shared.pipeline_loader import KEPT_STATES, built_in_names, load_object, load_pipeline
 from shared.repository import Meta, ModelVersion, Repository
 from shared.repository_writer import add_version
 
@@ -192,6 +195,7 @@ def test_built_in_names_are_files() -> None:
 
 TORCH_FREE = """
 import sys
+import weakref
 from pathlib import Path
 from shared.errors import StartupError
 from shared.pipeline_loader import load_pipeline
@@ -247,3 +251,50 @@ def test_the_default_models_pipeline_loads(tmp_path: Path) -> None:
     pipeline = load_pipeline(Repository(tmp_path / "models").open("efficientnet-lite0"), torch_allowed=False)
     assert pipeline.spec.inputs[0].shape == (224, 224, 3)
     assert len(pipeline.labels) == 1000
+
+
+def states_of(path: Path) -> list[object]:
+    return [module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == str(path)]
+
+
+def test_a_file_that_is_edited_for_ever_leaves_a_few_states_behind(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    first: list[weakref.ref[object]] = []
+    for number in range(3 * KEPT_STATES):
+        path.write_text(f"class Found:\n    number = {number}\n")
+        found = load_object("edited:Found", tmp_path, "m")
+        assert found.number == number
+        first.append(weakref.ref(sys.modules[found.__module__]))
+        assert len(states_of(path)) <= KEPT_STATES
+    del found
+    gc.collect()
+    assert sum(each() is not None for each in first) == KEPT_STATES
+    path.write_text(f"class Found:\n    number = {number - 1}\n")
+    again = load_object("edited:Found", tmp_path, "m")
+    assert sys.modules[again.__module__] is first[-2](), "the state before the last edit is still there"
+    for number in range(100, 99 + KEPT_STATES):
+        path.write_text(f"class Found:\n    number = {number}\n")
+        load_object("edited:Found", tmp_path, "m")
+    assert again.__module__ in sys.modules, "it was the latest again"
+
+
+def test_the_states_of_another_file_stay(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"class Found:\n    name = {name!r}\n")
+    one = load_object("mine:Found", tmp_path / "one", "m")
+    for number in range(2 * KEPT_STATES):
+        (tmp_path / "other" / "mine.py").write_text(f"class Found:\n    name = {number}\n")
+        load_object("mine:Found", tmp_path / "other", "m")
+    assert sys.modules[one.__module__].Found is one
+
+
+def test_an_edit_counts_though_size_and_second_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By these Python tells whether compiled code is fresh."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for word in ("one", "two"):
+        path.write_text(f"FOUND = {word!r}\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert load_object("mine:FOUND", tmp_path, "m") == word
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mine.py"]
