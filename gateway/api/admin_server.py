@@ -182,7 +182,7 @@ def _tls(settings: Settings) -> Tls:
         raise StartupError(ExitCode.BAD_SETTINGS, "admin.address needs certificate, key and token_file")
     token = _token(given.token_file)
     certificate = _read(given.certificate, "admin.certificate")
-    key = _read(given.key, "admin.key")
+    key = _private(given.key, "admin.key")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password=lambda: "")
     except (OSError, ValueError) as error:

@@ -48,6 +48,16 @@ async def test_a_token_that_others_can_read_is_refused(tmp_path: Path, pair: tup
     assert error.text == "admin.token_file can be read by others: chmod 600 it"
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o602])
+async def test_so_is_a_key(tmp_path: Path, pair: tuple[Path, Path], mode: int) -> None:
+    key = tmp_path / "open.key"
+    key.write_bytes(pair[1].read_bytes())
+    key.chmod(mode)
+    error = await _refusal(tmp_path, (pair[0], key), _file(tmp_path, TOKEN))
+    assert error.text == "admin.key can be read by others: chmod 600 it"
+    assert error.detail == str(key)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -77,6 +87,7 @@ async def test_a_key_that_does_not_belong_to_the_certificate_is_refused(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     token = _file(tmp_path, TOKEN)
+    pair[0].chmod(0o600)  # as a key it must be nobody else's
     for number, wrong in enumerate(((pair[1], pair[0]), (pair[0], token), (pair[0], pair[0]))):
         error = await _refusal(tmp_path / str(number), wrong, token)
         assert "not a PEM certificate and its key" in error.text
@@ -87,13 +98,14 @@ def locked(tmp_path: Path, pair: tuple[Path, Path]) -> Path:
     path = tmp_path / "locked.key"
     command = ["openssl", "ec", "-in", pair[1], "-out", path, "-aes256", "-passout", "pass:secret"]
     subprocess.run(command, check=True, capture_output=True)
+    path.chmod(0o600)
     return path
 
 
 async def test_an_encrypted_key_is_refused_without_asking_anybody(
     tmp_path: Path, pair: tuple[Path, Path], locked: Path
 ) -> None:
-    assert "admin.key" in (await _refusal(tmp_path, (pair[0], locked), _file(tmp_path, TOKEN))).text
+    assert "(the key is encrypted)" in (await _refusal(tmp_path, (pair[0], locked), _file(tmp_path, TOKEN))).text
 
 
 @pytest.mark.parametrize(
