@@ -1,10 +1,14 @@
-"""How much memory this process may still take, by the machine and by its cgroup.
+"""How much memory there is for this process, and how much it may still take, by the machine and by its cgroup.
 
 Used by the gateway before it allocates the arena: asking first gives a sentence to read, where the kernel would kill.
+And by workers, whose models may have a share of all there is.
 """
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
+_PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -14,23 +18,33 @@ def available_bytes() -> int | None:
     return min(limits, default=None)
 
 
+def total_bytes() -> int:
+    """Memory of this machine, or of the cgroup that this process is in, if that has less."""
+    limits = [_number(folder / "memory.max") for folder in _folders()]
+    limits.append(_number(_CGROUP / "memory" / "memory.limit_in_bytes"))
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *(limit for limit in limits if limit is not None)])
+
+
 def _machine() -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
+    for line in _lines(_PROC / "meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _cgroup_v2() -> int | None:
-    own = next((line[3:].strip("/") for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::")), "")
-    rooms = []
+def _folders() -> Iterator[Path]:
+    """Of this process's cgroup, second version, and of those around it, each of which may have a limit."""
+    own = next((line[3:].strip("/") for line in _lines(_PROC / "self/cgroup") if line.startswith("0::")), "")
     folder = _CGROUP / own
     while folder.is_relative_to(_CGROUP):
-        room = _room(folder, "memory.max", "memory.current", "inactive_file")
-        if room is not None:
-            rooms.append(room)
+        yield folder
         folder = folder.parent
-    return min(rooms, default=None)
+
+
+def _cgroup_v2() -> int | None:
+    rooms = [_room(folder, "memory.max", "memory.current", "inactive_file") for folder in _folders()]
+    return min((room for room in rooms if room is not None), default=None)
 
 
 def _cgroup_v1() -> int | None:

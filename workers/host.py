@@ -5,7 +5,6 @@ environment once, when it is loaded.
 """
 
 import os
-from pathlib import Path
 
 from shared.child import keep_freed_memory, limit_library_threads
 
@@ -16,29 +15,6 @@ _LARGE = 1 << 30
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory of this machine, or of the cgroup that this process is in, if that has less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit(cgroup / "memory/memory.limit_in_bytes")]
-    own = next((line[3:].strip("/") for line in _lines(proc / "self/cgroup") if line.startswith("0::")), "")
-    folder = cgroup / own
-    while folder.is_relative_to(cgroup):
-        limits.append(_limit(folder / "memory.max"))
-        folder = folder.parent
-    return min(limit for limit in limits if limit is not None)
-
-
-def _limit(path: Path) -> int | None:
-    lines = _lines(path)
-    return int(lines[0]) if lines and lines[0].isdecimal() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("ascii").splitlines()
-    except (OSError, ValueError):
-        return []
 
 
 def keep_batch_memory() -> None:

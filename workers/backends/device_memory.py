@@ -7,7 +7,7 @@ import gc
 import os
 from pathlib import Path
 
-from workers import host
+from shared import host_memory
 
 _STATM = Path("/proc/self/statm")
 
@@ -38,7 +38,7 @@ class HostMemory(DeviceMemory):
 
     def total_bytes(self) -> int:
         """See DeviceMemory."""
-        return host.memory_bytes()
+        return host_memory.total_bytes()
 
     def used_bytes(self) -> int:
         """Resident memory; 0 where the system doesn't say."""

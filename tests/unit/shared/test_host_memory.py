@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,23 @@ def test_an_unlimited_cgroup_does_not_count(tmp_path: Path, monkeypatch: pytest.
     available = host_memory.available_bytes()
     assert available is not None
     assert available > 1000
+
+
+def test_all_there_is_is_the_machines_or_its_cgroups_if_that_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    monkeypatch.setattr(host_memory, "_PROC", proc)
+    monkeypatch.setattr(host_memory, "_CGROUP", cgroup)
+    (proc / "self").mkdir(parents=True)
+    (cgroup / "box/inner").mkdir(parents=True)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert host_memory.total_bytes() == whole
+    (proc / "self/cgroup").write_text("0::/box/inner\n")
+    (cgroup / "box/inner/memory.max").write_text("max\n")
+    assert host_memory.total_bytes() == whole
+    (cgroup / "box/memory.max").write_text("4096000\n")
+    assert host_memory.total_bytes() == 4_096_000
+    (cgroup / "memory").mkdir()
+    (cgroup / "memory/memory.limit_in_bytes").write_text("1024000\n")
+    assert host_memory.total_bytes() == 1_024_000

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shared import host_memory
 from shared.errors import ExitCode
 from shared.messages import ProcessFailed, ToSupervisor
 from shared.settings import Settings, WorkerSettings
@@ -101,6 +102,6 @@ def test_the_index_is_a_small_number(index: str) -> None:
 def test_the_budget_is_as_set_or_a_share_of_what_the_worker_has_for_itself(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], device: str, budget: int
 ) -> None:
-    monkeypatch.setattr(host, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr(host_memory, "total_bytes", lambda: 1000)
     monkeypatch.setattr(NoDevice, "name", device)
     assert budget_of(Settings(worker=WorkerSettings(**settings)), NoDevice()) == budget
