@@ -285,7 +285,8 @@ async def test_unloading_and_failed_loads_leave_no_memory_behind(tmp_path: Path)
 
         first = [await once() for _ in range(3)][-1]
         notes = [await once() for _ in range(50)]
-        assert min(note.freed_bytes for note in notes) > 0.8 * notes[0].expected_bytes
+        # Together: each figure is of the whole process, and a page that another thread has touched meanwhile is in one.
+        assert sum(note.freed_bytes for note in notes) > 0.8 * sum(note.expected_bytes for note in notes) > 0
         assert notes[-1].process_bytes - first.process_bytes < 50_000_000
         for number in range(50):
             after = len(gateway.received)
