@@ -2,7 +2,8 @@
 
 - Weights: a network holds each of them once, floating-point ones as 4 bytes whatever the file holds (FP16 layers on
   CUDA are made of these as they run). The header of a safetensors file tells their number, so the sum is exact but for
-  what a network makes without having it in the file; a 20th is added for that.
+  what a network makes without having it in the file; a 20th is added for that. A CPU packs the weights of convolutions
+  a second time, which no file tells: there a first load may turn out larger.
 - Other archives (ONNX, torch.export): their size, with the same addition.
 - A network in numpy is the user's own and may keep whatever it likes: its files' size.
 - A simulated one needs what it says.
