@@ -124,6 +124,10 @@ bench-small: $(VENV)/.dev ## Measure small tensors: calls and streams beside pla
 bench-overload: $(VENV)/.dev ## Offer two and four times what the server can do: what is left? (about 4 minutes)
 	@$(PY) -m bench.overload
 
+.PHONY: bench-loads
+bench-loads: $(VENV)/.dev fetch ## Measure live traffic while versions load, and memory after many loads (about 8 minutes)
+	@$(PY) -m bench.model_loads
+
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev fetch ## Measure a CUDA device alone, in the worker and behind the server (about 5 minutes)
 	@$(PY) -m bench.gpu

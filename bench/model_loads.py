@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 
 from bench.contestants import ROOT, real_repository
-from bench.model_loads_report import Memory, Round, page
+from bench.model_loads_report import Memory, Round, page, scheduling
+from bench.overload import autogroups
 from bench.processes import role_of
 from headrace.admin_client import AdminClient
 from shared.errors import HeadraceError
@@ -65,7 +66,8 @@ def main() -> None:
                     "failed loads": _memory(site, lambda: _fail(admin), given.repeats),
                 }
     command = f"python -m bench.model_loads {' '.join(sys.argv[1:])}".strip() if sys.argv[1:] else "make bench-loads"
-    text = page(rounds, memory, command, round(time.monotonic() - started_s))
+    groups = Path("/proc/self/cgroup").read_text()
+    text = page(rounds, memory, command, round(time.monotonic() - started_s), scheduling(autogroups(), groups))
     print(text)
     if not given.no_write:
         PAGE.write_text(text)
@@ -77,6 +79,8 @@ def _repository(folder: Path) -> tuple[Path, list[str]]:
 
     repository = real_repository(folder, MODEL)
     simulated(repository, LIVE)
+    config = repository / MODEL / "model.yaml"  # else it is proven every five seconds also in the first phase
+    config.write_text(config.read_text() + "load: on_demand\n")
     (weights_file,) = (repository / MODEL / "versions").glob("*/*.safetensors")
     labels = weights_file.parent / "labels.txt"
     weights, versions = load_file(weights_file), [weights_file.parent.name]

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from workers.pace import LATELY_S, LONGEST_PAUSE_S, Pace
+from workers.pace import LATELY_S, LONGEST_PAUSE_S, PAUSE, Pace
 
 
 class Flag:
@@ -39,12 +39,12 @@ def test_without_traffic_there_is_no_pause(pace: Pace, now: list[float]) -> None
     assert waited(pace) == []
 
 
-def test_beside_traffic_each_step_is_followed_by_a_pause_as_long(pace: Pace, now: list[float]) -> None:
+def test_beside_traffic_each_step_is_followed_by_a_longer_pause(pace: Pace, now: list[float]) -> None:
     pace.ran()
     now[0] += LATELY_S
     pace.give_way(0.1)
     pace.give_way(60.0)
-    assert waited(pace) == [0.1, LONGEST_PAUSE_S]
+    assert waited(pace) == [0.1 * PAUSE, LONGEST_PAUSE_S]
 
 
 def test_a_stop_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
