@@ -31,7 +31,7 @@ from shared.errors import HeadraceError
 from shared.repository import Meta
 from shared.repository_writer import add_version
 from shared.settings_loader import load
-from tests.support.stack import Site, serving
+from tests.support.stack import Site, eventually, serving
 from tests.support.stack import simulated_repository as simulated
 
 PAGE = ROOT / "docs" / "benchmarks" / "model-loads.md"
@@ -62,8 +62,8 @@ def main() -> None:
         if given.repeats:
             with _server(Path(name, "again"), repository) as site, _admin(site) as admin:
                 memory = {
-                    "loads": _memory(site, lambda: _load_and_unload(admin), given.repeats),
-                    "failed loads": _memory(site, lambda: _fail(admin), given.repeats),
+                    "loads": _memory(site, admin, lambda: _load_and_unload(admin), given.repeats),
+                    "failed loads": _memory(site, admin, lambda: _fail(admin), given.repeats),
                 }
     command = f"python -m bench.model_loads {' '.join(sys.argv[1:])}".strip() if sys.argv[1:] else "make bench-loads"
     groups = Path("/proc/self/cgroup").read_text()
@@ -187,18 +187,20 @@ def _round(site: Site, versions: list[str], rate: float, seconds: float) -> Roun
 # ---------------------------------------------------------------- memory after many loads
 
 
-def _memory(site: Site, once: Callable[[], None], repeats: int) -> dict[str, Memory]:
+def _memory(site: Site, admin: AdminClient, once: Callable[[], None], repeats: int) -> dict[str, Memory]:
     """By what a process is: private memory in MB before and after, of all processes of that kind together."""
     for _ in range(WARM_REPEATS):
         once()
-    before = _private_mb(site)
+    before = _private_mb(site, admin)
     for _ in range(repeats):
         once()
-    after = _private_mb(site)
+    after = _private_mb(site, admin)
     return {role: Memory(before[role], after[role]) for role in before}
 
 
-def _private_mb(site: Site) -> dict[str, float]:
+def _private_mb(site: Site, admin: AdminClient) -> dict[str, float]:
+    """Once the worker has said that the last version is gone: it gives memory back behind the batches."""
+    eventually("the worker to hold no model", lambda: not sum(each.models_bytes for each in admin.models().memory))
     found: dict[str, float] = {}
     for process in site.processes():
         role, memory = _role(process), process.memory_info()
