@@ -36,7 +36,7 @@ from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.underway import Coming, Underway
 from shared.clock import now_s
-from shared.errors import Code, DeadlineExceeded, HeadraceError, LostTwice
+from shared.errors import Code, DeadlineExceeded, HeadraceError, LostTwice, NotReady
 from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
 from shared.results import Result
@@ -87,15 +87,27 @@ class Flow:
         with self._metrics.request(request) as measured:
             kind = kind_of(request)
             model = self._routing.route(request.model, request.version, kind, request.routing_key, request.request_id)
-            measured.routed(model)
-            options = model.pipeline.parse_options(request.options)
-            request.times.version = model.version
-            key = self.reuse.key(model, request, options)
-            results = self.reuse.found(key, request)
-            if results is None:
-                results = await self._admitted(model, request, options, measured, key)
+            try:
+                results = await self._answered_by(model, request, measured)
+            except NotReady:  # a canary that could not be loaded: its callers did not choose it
+                instead = self._routing.instead(model, request.version)
+                if instead is None:
+                    raise
+                model = instead
+                results = await self._answered_by(model, request, measured)
             self.answered(model, request, results)
             return Answer(model.name, model.version, results)
+
+    async def _answered_by(self, model: ServedModel, request: Request, measured: MeasuredRequest) -> Results:
+        """From the version that it was sent to on."""
+        measured.routed(model)
+        options = model.pipeline.parse_options(request.options)
+        request.times.version = model.version
+        key = self.reuse.key(model, request, options)
+        results = self.reuse.found(key, request)
+        if results is None:
+            results = await self._admitted(model, request, options, measured, key)
+        return results
 
     async def _admitted(
         self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest, key: bytes | None

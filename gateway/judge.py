@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from gateway.batcher import Batch, QueueKey
 from gateway.figures import VersionFigures
-from gateway.guard import Guard, Pair
+from gateway.guard import Guard, Pair, Verdict
 from gateway.metrics import MeasuredRequest
 from gateway.orders import GUARD, Order, RollBack
 from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY, StageTimes
@@ -122,12 +122,26 @@ class Judge:
             watched.guard.compared(agrees=agrees)
             self._conclude(shadow.name, watched)
 
-    def _conclude(self, name: str, watched: _Watched) -> None:
-        if name in self._ordered:
+    def unloadable(self, model: ServedModel) -> None:
+        """A version that is loaded on demand could not be. A canary is ended, while the current version can answer.
+
+        Else it would be tried again every few seconds, by callers of whom each waits until that fails.
+        """
+        watched = self._watched.get(model.name)
+        if watched is None or watched.split.canary is not model or model.state.phase != "failed":
             return
-        verdict = watched.guard.verdict()
+        current = watched.split.current
+        if current.state.phase == "ready" or current.waits_for_load:
+            self._end(model.name, watched, Verdict(f"can't be loaded: {model.state.reason}", {"measure": "load"}))
+
+    def _conclude(self, name: str, watched: _Watched) -> None:
+        verdict = watched.guard.verdict() if name not in self._ordered else None
+        if verdict is not None:
+            self._end(name, watched, verdict)
+
+    def _end(self, name: str, watched: _Watched, verdict: Verdict) -> None:
         canary = watched.split.canary
-        if verdict is None or canary is None:
+        if canary is None or name in self._ordered or not self._settings.enabled:
             return
         log.warning("canary rolled back", model=name, version=canary.version, reason=verdict.reason)
         order = RollBack(verdict.reason, dict(verdict.figures), canary.version)

@@ -23,6 +23,7 @@ from gateway.shadows import Shadows
 from gateway.versions import Versions
 from gateway.watch import Watch
 from gateway.worker_client import WorkerClient
+from shared.errors import NotReady
 from shared.messages import BatchDone
 from shared.settings import Settings
 from shared.traffic import Traffic
@@ -71,7 +72,7 @@ class Lives:
         self.demand = Demand(knit.workers, knit.readiness.wanted, parked.models, return_limit_s)
         knit.readiness.subscribe(self.demand.changed)
         knit.readiness.greeted = self.demand.again
-        knit.flow.load, parked.wanted = self.demand.ready, self.demand.load
+        knit.flow.load, parked.wanted = self._load, self.demand.load
         knit.dispatch.on_batch = self._batch_came
         self.watch: Watch
 
@@ -80,6 +81,13 @@ class Lives:
         self.judge.order = orders.order
         self.watch = Watch(self._settings.repository, self.control, orders.order, leads=leads)
         self.watch.has_evidence = self.judge.has_evidence
+
+    async def _load(self, model: ServedModel) -> None:
+        try:
+            await self.demand.ready(model)
+        except NotReady:
+            self.judge.unloadable(model)
+            raise
 
     def _batch_came(self, model: ServedModel, batch: Batch, done: BatchDone, nobody: int) -> None:
         self._metrics.batch(model, batch, done, nobody)

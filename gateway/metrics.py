@@ -236,8 +236,10 @@ class MeasuredRequest:
         """Once it is admitted."""
 
     def routed(self, model: "ServedModel") -> None:
-        """Who is to answer it; from here on the version is kept for this request."""
-        self.model = model
+        """Who is to answer it; from here on the version is kept for this request. Again when that one could not."""
+        if self.model is not None:
+            self.model.requests -= 1
+        self.model, self.terms = model, None
         model.requests += 1
 
     def __enter__(self) -> Self:

@@ -90,6 +90,16 @@ class Routing:
             _refuse_unready(model)
         return model
 
+    def instead(self, model: ServedModel, version: str) -> ServedModel | None:
+        """Who can answer what was sent to a canary that has turned out not to be able to; None when nobody can.
+
+        `version`: the one that the request names, which is not answered by another one.
+        """
+        split = self._splits.get(model.name)
+        if version or split is None or split.current is model:
+            return None
+        return split.current if split.current.state.phase == "ready" or split.current.waits_for_load else None
+
     def _version(self, split: "Split[ServedModel]", version: str) -> ServedModel:
         if version == split.current.version:
             return split.current

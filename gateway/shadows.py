@@ -60,8 +60,9 @@ class Shadows:
             results = await self._computed(shadow, request)
         except (HeadraceError, TimeoutError) as error:
             code = error.code if isinstance(error, HeadraceError) else Code.DEADLINE_EXCEEDED
-            if code is Code.OVERLOADED:  # no room for copies now: nothing is learned
+            if code in {Code.OVERLOADED, Code.NOT_READY}:  # no room for copies now, or not there: nothing is learned
                 self.left_out += 1
+                self._judge.unloadable(shadow)
                 return
         except Exception:
             log.exception("a copy failed", model=shadow.name, version=shadow.version)

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
+from gateway.orders import StartCanary
 from gateway.request import Answer
+from gateway.served import ServedModel
+from gateway.split import Split
 from shared.errors import DeadlineExceeded, NotReady
 from shared.messages import PipelineOpened, RunBatch
+from shared.traffic import Canary
 from tests.support.lives_parts import NAME, World, add, given_up, world
 
 LAZY = "load: on_demand\n"
@@ -217,3 +221,76 @@ async def test_an_unpinned_batch_is_answered_not_ready_when_the_version_was_unlo
         w.workers.on_message(worker.identity, given_up(batch))
         with pytest.raises(NotReady, match="was unloaded"):
             await asked
+
+
+# ------------------------------------------------------------ canaries
+
+
+async def canary(w: World, version: str, *, shadow: bool = False) -> ServedModel:
+    """All callers are its, or are copied to it; it was given up for another version's sake since it was proven."""
+    await w.order(StartCanary(Canary(version=version, percent=100.0, shadow=shadow)))
+    model = w.model(version)
+    (worker,) = w.workers.workers()
+    w.router.evict(worker, model.number)
+    assert model.state.phase == "on_demand"
+    return model
+
+
+async def test_the_current_version_answers_for_a_canary_that_can_not_be_loaded_and_it_is_rolled_back(
+    root: Path,
+) -> None:
+    old, new = add(root, b"old", more=LAZY), add(root, b"new")
+    async with world(root) as w:
+        model = await canary(w, new)
+        w.router.holds.add(new)
+        asked = ask(w)
+        named = ask(w, version=new)
+        await w.until("both to wait", lambda: w.lives.demand.waiting() == 2)
+        w.router.bad[new] = "it needs 9 GB, and the budget is 8 GB"
+        w.router.finish()
+        assert (await asked).version == old
+        with pytest.raises(NotReady, match="it needs 9 GB"):  # who chose it gets no other one
+            await named
+        await w.until("the rollback", lambda: w.routing.split(NAME) == Split(w.current()))
+        entry = w.on_disk().history[-1]
+        assert (entry["action"], entry["by"], entry["from"]) == ("rollback", "guard", new)
+        assert entry["reason"] == "can't be loaded: it needs 9 GB, and the budget is 8 GB"
+        assert (await w.answer()).version == old
+        assert (model.requests, w.current().requests, w.admission.in_flight_requests) == (0, 0, 0)
+        assert w.router.loads().count(new) == 2, "at its start, and once since"
+
+
+async def test_without_a_guard_a_canary_that_can_not_be_loaded_stays_and_costs_nobody_an_answer(root: Path) -> None:
+    old, new = add(root, b"old", more=LAZY), add(root, b"new")
+    async with world(root, guard={"enabled": False}) as w:
+        model = await canary(w, new)
+        w.router.bad[new] = "it needs 9 GB"
+        assert (await w.answer()).version == old
+        assert (model.state.phase, w.roles()[new]) == ("failed", "canary")
+        assert (await w.answer()).version == old
+        del w.router.bad[new]
+        w.readiness._without_worker(model)  # as after a while
+        assert (await w.answer()).version == new
+
+
+async def test_where_neither_can_be_loaded_the_canary_is_not_to_blame(root: Path) -> None:
+    old, new = add(root, b"old", more=LAZY), add(root, b"new")
+    async with world(root) as w:
+        await canary(w, new)
+        w.current().state.phase, w.current().state.reason = "failed", "the device is gone"
+        w.router.bad[new] = "the device is gone"
+        with pytest.raises(NotReady, match="the device is gone"):
+            await w.answer()
+        assert w.roles() == {old: "current", new: "canary"}
+        assert w.lives.judge._ordered == {}
+
+
+async def test_a_shadow_that_can_not_be_loaded_is_ended_for_that_and_not_for_disagreeing(root: Path) -> None:
+    old, new = add(root, b"old", more=LAZY), add(root, b"new")
+    async with world(root) as w:
+        await canary(w, new, shadow=True)
+        w.router.bad[new] = "it needs 9 GB"
+        assert (await w.answer()).version == old
+        await w.until("the rollback", lambda: w.routing.split(NAME) == Split(w.current()))
+        assert w.on_disk().history[-1]["reason"] == "can't be loaded: it needs 9 GB"
+        assert w.control.figures(NAME)[1].disagreed == 0
