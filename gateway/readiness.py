@@ -12,7 +12,7 @@ from gateway.flow import Flow
 from gateway.request import PROOF_PRIORITY, StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
-from gateway.state import ModelState, Phase, comes_by_request
+from gateway.state import ModelState, Phase
 from gateway.worker_client import Worker, WorkerEvents
 from shared.clock import now_s
 from shared.errors import HeadraceError, InternalFault
@@ -86,7 +86,9 @@ class Readiness(WorkerEvents):
         if self._draining:
             return "the server is stopping"
         for state in self.models():
-            if state.role == "current" and not (state.phase in {"ready", "unloaded"} or comes_by_request(state)):
+            # A request for one that can't be loaded on demand must not make the whole server unready for the others.
+            by_request = state.on_demand and state.phase != "no_worker"
+            if state.role == "current" and not (state.phase in {"ready", "unloaded"} or by_request):
                 return f"model {state.name!r} is not ready: {state.reason}"
         return None
 

@@ -36,8 +36,8 @@ class ModelState(msgspec.Struct):
 
 
 def comes_by_request(state: ModelState) -> bool:
-    """Whether a version is loaded by the requests that want it, and a worker is there: no lack of readiness."""
-    return state.on_demand and state.phase != "no_worker"
+    """Whether a version is loaded by the requests that want it, as far as anybody knows."""
+    return state.on_demand and state.phase not in {"no_worker", "failed"}
 
 
 class ServerState(Protocol):

@@ -140,7 +140,7 @@ def _state_row(state: VersionState, *, wide: bool) -> list[Text]:
 
 def _in_order(stages_s: Mapping[str, float]) -> list[tuple[str, float]]:
     """As they follow one another: a map of protobuf's has no order."""
-    return sorted(stages_s.items(), key=lambda each: (_STAGES.index(each[0]) if each[0] in _STAGES else len(_STAGES)))
+    return sorted(stages_s.items(), key=lambda each: _STAGES.index(each[0]) if each[0] in _STAGES else len(_STAGES))
 
 
 def _memory(worker: WorkerMemory) -> Text:
