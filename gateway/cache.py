@@ -77,6 +77,27 @@ def digest_of(raw: RawInput) -> bytes:
     return maker.key()
 
 
+class Digests:
+    """Of one request's inputs: each is made once, for every cache that asks."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[RawInput, bytes]] = {}
+        """By the object's id; the object is held, so that no other one gets its id."""
+
+    def missing_bytes(self, inputs: Sequence[RawInput]) -> int:
+        """Bytes that `of` would have to read."""
+        return sum(raw.nbytes for raw in inputs if id(raw) not in self._found)
+
+    def of(self, inputs: Sequence[RawInput]) -> list[bytes]:
+        """The digest of each."""
+        for raw in inputs:
+            if id(raw) not in self._found:
+                self._found[id(raw)] = raw, digest_of(raw)
+        return [self._found[id(raw)][1] for raw in inputs]
+
+
 def key_of(made: Made, inputs: Sequence[bytes], options: bytes, *, partial: bool = False) -> bytes:
     """The key of a question.
 

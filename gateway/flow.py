@@ -2,7 +2,7 @@
 
     admit     routing.py, split.py       which version?
               pieces.py, demand.py       valid options and inputs? loaded, or to be loaded first?
-              reuse.py                   kept already? being computed already?
+              reuse.py                   kept already? being computed already? (a large one: once it is admitted)
               admission.py, forecast.py  room for it? in time for its deadline?
     lease     leases.py                  slots in the arena: the credit to be decoded ahead of the worker
     prepare   pool_client.py             a pool process decodes straight into the slot
@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
 from gateway.admission import Admission
+from gateway.cache import Digests
 from gateway.dispatch import Dispatcher
 from gateway.drops import Point
 from gateway.finish import Finisher
@@ -31,7 +32,7 @@ from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request, StageTimes
-from gateway.reuse import Reuse
+from gateway.reuse import Question, Reuse
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.underway import Coming, Underway
@@ -87,59 +88,59 @@ class Flow:
         with self._metrics.request(request) as measured:
             kind = kind_of(request)
             model = self._routing.route(request.model, request.version, kind, request.routing_key, request.request_id)
+            digests = Digests()
             try:
-                results = await self._answered_by(model, request, measured)
+                results = await self._answered_by(model, request, measured, digests)
             except NotReady:  # a canary that could not be loaded: its callers did not choose it
                 instead = self._routing.instead(model, request.version)
                 if instead is None:
                     raise
                 model = instead
-                results = await self._answered_by(model, request, measured)
+                results = await self._answered_by(model, request, measured, digests)
             self.answered(model, request, results)
             return Answer(model.name, model.version, results)
 
-    async def _answered_by(self, model: ServedModel, request: Request, measured: MeasuredRequest) -> Results:
+    async def _answered_by(
+        self, model: ServedModel, request: Request, measured: MeasuredRequest, digests: Digests
+    ) -> Results:
         """From the version that it was sent to on."""
         measured.routed(model)
-        options = model.pipeline.parse_options(request.options)
+        question = Question(model, request, model.pipeline.parse_options(request.options), digests)
         request.times.version = model.version
-        key = self.reuse.key(model, request, options)
-        results = self.reuse.found(key, request)
-        if results is None:
-            results = await self._admitted(model, request, options, measured, key)
-        return results
+        results = None if question.is_large else await self.reuse.look(question)
+        return await self._admitted(question, measured) if results is None else results
 
-    async def _admitted(
-        self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest, key: bytes | None
-    ) -> Results:
+    async def _admitted(self, question: Question, measured: MeasuredRequest) -> Results:
         """By the door, and from there on together with whoever asks the same."""
+        model, request = question.model, question.request
         measured.pieces = pieces = pieces_of(model, request)
         measured.rows = rows_of(pieces)
         with self._admission.admit(measured.rows, request.nbytes, request.arrived_s):
             try:
                 async with asyncio.timeout_at(request.deadline_s):
+                    results = await self.reuse.look(question) if question.is_large else None
+                    if results is not None:
+                        measured.rows = 0  # nothing is computed, as when it is found before the door
+                        return results
                     if model.waits_for_load:
                         await self.load(model)
-                    results = await self.reuse.run(
-                        key, request, lambda: self._computed(model, request, options, measured)
-                    )
+                    results = await self.reuse.run(question, lambda: self._computed(question, measured))
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed before the answer was ready") from None
-        self.reuse.keep(key, request, results)
+        self.reuse.keep(question, results)
         return results
 
-    async def _computed(
-        self, model: ServedModel, request: Request, options: Options, measured: MeasuredRequest
-    ) -> Results:
+    async def _computed(self, question: Question, measured: MeasuredRequest) -> Results:
         """What the forecast promises in time, computed."""
+        model, request = question.model, question.request
         admitted_s = now_s()
         place = Place(request.priority, request.deadline_s)
         promise = self._forecast.check(model, measured.rows, request.deadline_s - admitted_s, place)
-        terms = Terms(request.deadline_s, request.priority, request.late_s, reuse=request.reuse)
+        terms = Terms(request.deadline_s, request.priority, request.late_s, question.digests, reuse=request.reuse)
         measured.terms = terms
         request.times.admit_s = admitted_s - request.arrived_s
         try:
-            results = await self.all(model, measured.pieces, request, options, terms)
+            results = await self.all(model, measured.pieces, request, question.options, terms)
         except (DeadlineExceeded, asyncio.CancelledError) as error:
             if not isinstance(error, asyncio.CancelledError) or now_s() >= request.late_s:
                 self._forecast.missed(model, promise)
@@ -226,7 +227,7 @@ class Flow:
 
     async def _prepared(self, lease: Lease, raw: RawInput, options: Options, deadline_s: float) -> Prepared:
         """The item's tensors, kept from before or made by a pool process."""
-        key = self.reuse.prepared_key(lease, raw, options)
+        key = await self.reuse.prepared_key(lease, raw, options)
         prepared = self.reuse.prepared(key, lease)
         if prepared is None:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)

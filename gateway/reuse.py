@@ -1,11 +1,12 @@
 """What need not be computed: kept answers, kept tensors, and what is being computed already. Event loop only."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from gateway.cache import Made, ResultCache, Store, digest_of, key_of
+from gateway.cache import Digests, Made, ResultCache, Store, key_of
 from gateway.leases import Lease
 from gateway.prepared_cache import Kept, PreparedCache, prepared_key
 from gateway.request import Request
@@ -24,6 +25,34 @@ Results: TypeAlias = list[Result | HeadraceError]
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
+BEFORE_THE_DOOR = 256 * 1024
+"""Bytes of a request that is looked up before admission, so that what is kept needs no room: at most 0.2 ms each. What
+is larger is hashed once it is let in: a flood of requests that are to be refused must cost next to nothing."""
+
+
+IN_A_THREAD = 1 << 20
+"""Bytes; as many take about 1 ms, for which nobody else is answered. A thread's round trip takes 0.1 ms."""
+
+
+class Question:
+    """A request at the version that is to answer it, and what it is kept by."""
+
+    __slots__ = ("digests", "key", "model", "options", "request")
+
+    def __init__(self, model: ServedModel, request: Request, options: Options, digests: Digests | None = None) -> None:
+        self.model = model
+        self.request = request
+        self.options = options
+        self.digests = digests or Digests()
+        self.key: bytes | None = None
+        """Once it was looked up; None: it is to be computed, whatever there is."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is to be admitted before it is looked up."""
+        return self.request.nbytes > BEFORE_THE_DOOR
+
+
 class Reuse:
     """All of it, each part only when it is switched on."""
 
@@ -36,27 +65,29 @@ class Reuse:
             self._prepared = PreparedCache(settings.prepared_budget_bytes, settings.ttl_s)
         self._flight: SingleFlight[tuple[Results, int]] | None = SingleFlight() if settings.single_flight else None
 
-    def key(self, model: ServedModel, request: Request, options: Options) -> bytes | None:
-        """What this request is kept by; None when it is to be computed, whatever there is."""
+    async def look(self, question: Question) -> Results | None:
+        """The kept answer, if there is one. From here on it is known what this question is kept by."""
+        key = question.key = await self._key(question)
+        if key is None or self._results is None:
+            return None
+        found = self._results.get(key, now_s())
+        if found is not None:
+            question.request.times.reused = "kept"
+        return None if found is None else list(found)
+
+    async def _key(self, question: Question) -> bytes | None:
+        model, request = question.model, question.request
         if self._results is None and self._flight is None:
             return None
         if not model.cached or not request.reuse or request.unreadable:
             return None
         made = Made(model.name, model.version, model.revision, model.number)
-        inputs = [digest_of(raw) for raw in request.inputs]
-        return key_of(made, inputs, _encode(options), partial=request.partial_results)
+        inputs = await _digests(question.digests, request.inputs)
+        return key_of(made, inputs, _encode(question.options), partial=request.partial_results)
 
-    def found(self, key: bytes | None, request: Request) -> Results | None:
-        """The kept answer, if there is one."""
-        if key is None or self._results is None:
-            return None
-        found = self._results.get(key, now_s())
-        if found is not None:
-            request.times.reused = "kept"
-        return None if found is None else list(found)
-
-    async def run(self, key: bytes | None, request: Request, compute: Callable[[], Awaitable[Results]]) -> Results:
+    async def run(self, question: Question, compute: Callable[[], Awaitable[Results]]) -> Results:
         """What `compute` gives, or gives somebody who asks the same just now. Raises what `compute` raises."""
+        key, request = question.key, question.request
         if key is None or self._flight is None:
             return await compute()
         led = False
@@ -76,20 +107,21 @@ class Reuse:
             request.times.reused, request.times.nonfinite_rows = "shared", nonfinite_rows
         return list(results)
 
-    def keep(self, key: bytes | None, request: Request, results: Results) -> None:
+    def keep(self, question: Question, results: Results) -> None:
         """Keep an answer that has just been computed."""
-        times = request.times
+        key, times = question.key, question.request.times
         if key is not None and self._results is not None and not times.nonfinite_rows and not times.reused:
             self._results.put(key, results, now_s())
 
     # ------------------------------------------------------------ prepared tensors
 
-    def prepared_key(self, lease: Lease, raw: RawInput, options: Options) -> bytes | None:
+    async def prepared_key(self, lease: Lease, raw: RawInput, options: Options) -> bytes | None:
         """What an item's tensors are kept by; None when they are not, or are to be made anew."""
         model = lease.model
         if self._prepared is None or not lease.terms.reuse or not model.cached or model.pipeline.passthrough:
             return None
-        return prepared_key(model.preprocessing, digest_of(raw), _encode(options))
+        (digest,) = await _digests(lease.terms.digests, [raw])
+        return prepared_key(model.preprocessing, digest, _encode(options))
 
     def prepared(self, key: bytes | None, lease: Lease) -> Prepared | None:
         """The kept tensors, written into the lease's slots, if there are any and they fit."""
@@ -119,6 +151,13 @@ class Reuse:
     def joined(self) -> int:
         """Requests that were answered by what another one computed at the same time."""
         return self._flight.joined if self._flight is not None else 0
+
+
+async def _digests(digests: Digests, inputs: Sequence[RawInput]) -> list[bytes]:
+    """Of each input. The loop's executor bounds how many threads are busy, admission how many requests wait for one."""
+    if digests.missing_bytes(inputs) > IN_A_THREAD:
+        return await asyncio.to_thread(digests.of, inputs)
+    return digests.of(inputs)
 
 
 def _placed(kept: Kept, lease: Lease) -> list[Tensor] | None:

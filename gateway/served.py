@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from gateway.batcher import BatchLimits
 from gateway.book import Book
+from gateway.cache import Digests
 from gateway.state import ModelState
 from shared.errors import Code
 from shared.model_config import revision_of
@@ -26,9 +27,27 @@ class SlotSizes(NamedTuple):
 class Terms:
     """What a request asks of every queue that its items wait in, and what became of the request; one for all items."""
 
-    __slots__ = ("coming_items", "coming_rows", "computed_rows", "deadline_s", "ended", "late_s", "priority", "reuse")
+    __slots__ = (
+        "coming_items",
+        "coming_rows",
+        "computed_rows",
+        "deadline_s",
+        "digests",
+        "ended",
+        "late_s",
+        "priority",
+        "reuse",
+    )
 
-    def __init__(self, deadline_s: float, priority: int, late_s: float = float("inf"), *, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        deadline_s: float,
+        priority: int,
+        late_s: float = float("inf"),
+        digests: Digests | None = None,
+        *,
+        reuse: bool = True,
+    ) -> None:
         self.deadline_s = deadline_s
         """Absolute, monotonic."""
         self.priority = priority
@@ -37,6 +56,8 @@ class Terms:
         """From when on leaving means: too late (`Request.late_s`)."""
         self.reuse = reuse
         """False: every stage does its own work, whatever was kept from before."""
+        self.digests = digests or Digests()
+        """Of the request's inputs, as far as anybody has asked."""
         self.ended: Code | None = None
         """Why the request as a whole failed, while some of its items were still under way."""
         self.computed_rows = 0

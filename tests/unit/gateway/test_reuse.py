@@ -1,18 +1,20 @@
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway import cache
 from gateway.leases import Lease, Leases
 from gateway.orders import StartCanary, Switch
 from gateway.request import Request
-from gateway.reuse import Reuse
+from gateway.reuse import BEFORE_THE_DOOR, IN_A_THREAD, Question, Reuse
 from gateway.served import ServedModel, Terms
 from shared.arena import Arena
 from shared.clock import FOREVER_S, now_s
-from shared.errors import DeadlineExceeded, InternalFault, InvalidInput, NonfiniteOutput
+from shared.errors import DeadlineExceeded, InternalFault, InvalidInput, NonfiniteOutput, Overloaded
 from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
 from shared.results import Text
@@ -49,43 +51,49 @@ def model(number: int = 1, **changes: str) -> ServedModel:
     return made
 
 
-def test_each_thing_that_an_answer_depends_on_makes_another_key() -> None:
+async def key(reuse: Reuse, of: ServedModel, asked: Request, options: Options | None = None) -> bytes | None:
+    question = Question(of, asked, options or Asked())
+    await reuse.look(question)
+    return question.key
+
+
+async def test_each_thing_that_an_answer_depends_on_makes_another_key() -> None:
     reuse = Reuse(CacheSettings(**ON))
     keys = [
-        reuse.key(model(), request(), Asked()),
-        reuse.key(model(name="other"), request(), Asked()),
-        reuse.key(model(version="b" * 16), request(), Asked()),
-        reuse.key(model(config="colour: red"), request(), Asked()),
-        reuse.key(model(2), request(), Asked()),
-        reuse.key(model(), request(), Asked(top_k=4)),
-        reuse.key(model(), request(b"worD"), Asked()),
-        reuse.key(model(), request(b"word", b"word"), Asked()),
-        reuse.key(model(), request(b"wordword"), Asked()),
-        reuse.key(model(), request(partial_results=True), Asked()),
+        await key(reuse, model(), request()),
+        await key(reuse, model(name="other"), request()),
+        await key(reuse, model(version="b" * 16), request()),
+        await key(reuse, model(config="colour: red"), request()),
+        await key(reuse, model(2), request()),
+        await key(reuse, model(), request(), Asked(top_k=4)),
+        await key(reuse, model(), request(b"worD")),
+        await key(reuse, model(), request(b"word", b"word")),
+        await key(reuse, model(), request(b"wordword")),
+        await key(reuse, model(), request(partial_results=True)),
     ]
     assert None not in keys
     assert len(set(keys)) == len(keys)
 
 
-def test_what_a_caller_claims_makes_no_other_key() -> None:
+async def test_what_a_caller_claims_makes_no_other_key() -> None:
     reuse = Reuse(CacheSettings(**ON))
-    key = reuse.key(model(), request(), Asked())
-    assert reuse.key(model(), request(routing_key="somebody", priority=7), Asked(top_k=5)) == key
+    usual = await key(reuse, model(), request())
+    assert await key(reuse, model(), request(routing_key="somebody", priority=7), Asked(top_k=5)) == usual
     other = request()
     other.request_id = "another"
-    assert reuse.key(model(), other, Asked()) == key
+    assert await key(reuse, model(), other) == usual
 
 
-def test_what_is_to_be_computed_has_no_key() -> None:
+async def test_what_is_to_be_computed_has_no_key() -> None:
     reuse = Reuse(CacheSettings(**ON))
-    assert reuse.key(model(), request(reuse=False), Asked()) is None
+    assert await key(reuse, model(), request(reuse=False)) is None
     unreadable: dict[int, Any] = {0: InvalidInput("no picture")}
-    assert reuse.key(model(), request(partial_results=True, unreadable=unreadable), Asked()) is None
+    assert await key(reuse, model(), request(partial_results=True, unreadable=unreadable)) is None
     uncached = model()
     uncached.cached = False
-    assert reuse.key(uncached, request(), Asked()) is None
+    assert await key(reuse, uncached, request()) is None
     off = Reuse(CacheSettings())
-    assert off.key(model(), request(), Asked()) is None
+    assert await key(off, model(), request()) is None
     assert (off.stores(), off.joined()) == ([], 0)
 
 
@@ -208,7 +216,8 @@ async def test_answers_that_hold_nan_are_not_kept_and_those_who_share_them_are_t
 @pytest.mark.parametrize("error", [NonfiniteOutput("NaN"), InternalFault()])
 async def test_failures_are_shared_and_not_kept(error: Exception) -> None:
     reuse = Reuse(CacheSettings(**ON))
-    key = reuse.key(model(), request(), Asked())
+    asked = [Question(model(), request(), Asked()) for _ in range(3)]
+    assert [await reuse.look(each) for each in asked] == [None] * 3
     calls = []
 
     async def compute() -> Any:  # noqa: ANN401 - nothing
@@ -216,12 +225,11 @@ async def test_failures_are_shared_and_not_kept(error: Exception) -> None:
         await asyncio.sleep(0)
         raise error
 
-    asked = [request() for _ in range(3)]
-    outcomes = await asyncio.gather(*(reuse.run(key, each, compute) for each in asked), return_exceptions=True)
+    outcomes = await asyncio.gather(*(reuse.run(each, compute) for each in asked), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(error)] * 3
-    assert [each.times.reused for each in asked] == ["", "shared", "shared"], "it happened once"
+    assert [each.request.times.reused for each in asked] == ["", "shared", "shared"], "it happened once"
     assert len(calls) == 1
-    assert reuse.found(key, request()) is None
+    assert await reuse.look(Question(model(), request(), Asked())) is None
 
 
 async def test_without_a_key_everybody_computes() -> None:
@@ -230,11 +238,65 @@ async def test_without_a_key_everybody_computes() -> None:
     async def compute() -> Any:  # noqa: ANN401 - results
         return [Text("one")]
 
-    asked = request()
-    results = await reuse.run(None, asked, compute)
-    reuse.keep(None, asked, results)
-    assert (reuse.found(None, asked), asked.times.reused) == (None, "")
+    asked = Question(model(), request(reuse=False), Asked())
+    assert await reuse.look(asked) is None
+    results = await reuse.run(asked, compute)
+    reuse.keep(asked, results)
+    assert (await reuse.look(asked), asked.request.times.reused) == (None, "")
     assert len(reuse.stores()[0][1]) == 0
+
+
+# ------------------------------------------------------------ what it costs to look
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of each input that is hashed: its bytes, and whether on the event loop's thread."""
+    made: list[tuple[int, bool]] = []
+    loop, real = threading.get_ident(), cache.digest_of
+
+    def noted(raw: RawInput) -> bytes:
+        made.append((raw.nbytes, threading.get_ident() == loop))
+        return real(raw)
+
+    monkeypatch.setattr(cache, "digest_of", noted)
+    return made
+
+
+@pytest.mark.parametrize(("nbytes", "before"), [(BEFORE_THE_DOOR, True), (BEFORE_THE_DOOR + 1, False)])
+async def test_what_is_large_and_refused_is_not_hashed(
+    root: Path, hashed: list[tuple[int, bool]], nbytes: int, before: bool
+) -> None:
+    add(root, b"old")
+    async with world(root, admission={"max_requests": 1}, cache=ON) as w:
+        asked = w.request()
+        with w.admission.admit(1, 4, asked.arrived_s):
+            asked.nbytes = nbytes
+            with pytest.raises(Overloaded):
+                await w.flow.answer(asked)
+        assert bool(hashed) is before
+
+
+async def test_large_requests_share_and_keep_answers_like_small_ones(
+    root: Path, hashed: list[tuple[int, bool]]
+) -> None:
+    add(root, b"old")
+    async with world(root, cache=ON) as w:
+        batches = len(w.router.batches())
+        w.router.holds_batches = True
+        requests = [w.request() for _ in range(3)]
+        for each in requests:
+            each.nbytes = BEFORE_THE_DOOR + 1
+        asked = [asyncio.create_task(w.flow.answer(each)) for each in requests[:2]]
+        await w.until("the batch", lambda: w.router.held_batches)
+        w.router.run()
+        first, second = await asyncio.gather(*asked)
+        third = await w.flow.answer(requests[2])
+        assert first.results == second.results == third.results
+        assert [each.times.reused for each in requests] == ["", "shared", "kept"]
+        assert (len(w.router.batches()), len(hashed)) == (batches + 1, 3)
+        assert w.admission.in_flight_requests == 0
+        assert w.metrics.statistics.of(NAME, w.current().version).inference_count == 2, "what is kept ran no row"
 
 
 # ------------------------------------------------------------ prepared tensors
@@ -254,7 +316,7 @@ class Prepares:
 
     async def key(self, of: ServedModel, word: bytes = b"word", *, top_k: int = 5, reuse: bool = True) -> bytes | None:
         with await self.lease(of, reuse=reuse) as lease:
-            return self.reuse.prepared_key(lease, RawInput(kind="text", data=word), Asked(top_k=top_k))
+            return await self.reuse.prepared_key(lease, RawInput(kind="text", data=word), Asked(top_k=top_k))
 
 
 @pytest.fixture
@@ -319,3 +381,25 @@ async def test_small_tensors_travel_inline_and_what_is_unknown_is_none(prepares:
     prepares.reuse.keep_prepared(None, kept, prepares.leases.memory)
     ((name, store),) = prepares.reuse.stores()
     assert (name, len(store)) == ("prepared", 1)
+
+
+async def test_what_takes_long_is_hashed_beside_the_loop_and_once_for_all_caches(
+    prepares: Prepares, hashed: list[tuple[int, bool]]
+) -> None:
+    reuse, half = Reuse(CacheSettings(**ON, prepared_budget_bytes=1 << 20)), IN_A_THREAD // 2
+    for sizes, on_the_loop in (((half, half), True), ((half, half, 1), False)):
+        hashed.clear()
+        asked = request()
+        asked.inputs = [RawInput(kind="text", data=bytes(size)) for size in sizes]
+        question = Question(model(), asked, Asked())
+        await reuse.look(question)
+        assert hashed == [(size, on_the_loop) for size in sizes]
+        terms = Terms(FOREVER_S, 100, digests=question.digests)
+        for raw in asked.inputs:
+            with await prepares.leases.acquire(prepares.small, RawInput(kind="text"), terms) as lease:
+                assert await reuse.prepared_key(lease, raw, Asked()) is not None
+        assert len(hashed) == len(sizes), "no second time"
+    large = RawInput(kind="text", data=bytes(IN_A_THREAD + 1))
+    with await prepares.lease(prepares.small) as lease:
+        await reuse.prepared_key(lease, large, Asked())
+    assert hashed[-1] == (IN_A_THREAD + 1, False)
