@@ -1,8 +1,9 @@
 """Whether two versions answer the same question alike: what a shadow is judged by. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.errors import HeadraceError
 from shared.results import Classification, Detection, Detections, Embedding, Label, Result, Tensors, Text
@@ -19,6 +20,8 @@ COSINE = 0.99
 RELATIVE = 1e-2
 """Of raw numbers: what half precision and another order of adding up make of the same weights."""
 
+_AT_A_TIME = 1 << 16
+"""Numbers that are held as float64 at once, half a megabyte: raw tensors may have many millions."""
 _MOST_BOXES = 100
 """Looked at, the best first: pairs grow with the square, and this runs on the event loop."""
 
@@ -126,9 +129,22 @@ def _numbers(tensor: Tensor) -> Array | None:
 
 def _close(one: Array, other: Array) -> bool:
     """Infinite and NaN at the same places, all others within `RELATIVE` of the first one's largest."""
-    left, right = one.astype(np.float64), other.astype(np.float64)
+    left, right = one.reshape(-1), other.reshape(-1)
+    largest = max((_largest(part) for part in _parts(left)), default=0.0)
+    return all(_within(*pair, RELATIVE * largest) for pair in zip(_parts(left), _parts(right), strict=True))
+
+
+def _parts(numbers: Array) -> Iterator[npt.NDArray[np.float64]]:
+    for start in range(0, numbers.size, _AT_A_TIME):
+        yield numbers[start : start + _AT_A_TIME].astype(np.float64)
+
+
+def _largest(numbers: npt.NDArray[np.float64]) -> float:
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+
+
+def _within(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64], tolerance: float) -> bool:
     finite = np.isfinite(left)
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
         return False
-    largest = float(np.abs(left[finite]).max(initial=0.0))
-    return bool((np.abs(left[finite] - right[finite]) <= RELATIVE * largest).all())
+    return bool((np.abs(left[finite] - right[finite]) <= tolerance).all())

@@ -1,3 +1,5 @@
+import tracemalloc
+
 """When two versions are said to answer alike."""
 
 import math
@@ -103,3 +105,22 @@ def test_all_inputs_must_agree() -> None:
     assert not agree([Text("a"), Text("b")], [Text("a"), Text("c")])
     assert not agree([Text("a")], [Text("a"), Text("b")])
     assert agree([], [])
+
+
+def test_large_tensors_are_compared_whole_and_in_little_memory() -> None:
+    count = 1 << 20
+    left, right = np.zeros(count, "<f4"), np.zeros(count, "<f4")
+    left[0] = right[0] = 100.0  # largest of all, and in another part than what differs
+    right[-1] = 0.9
+    tensors = [Tensors([Tensor("x", "FP32", (count,), each.tobytes())]) for each in (left, right)]
+    tracemalloc.start()
+    try:
+        assert agree(tensors[:1], tensors[1:])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * count, "less than one copy of it"
+    right[-1] = 1.1
+    assert not agree(tensors[:1], [Tensors([Tensor("x", "FP32", (count,), right.tobytes())])])
+    right[-1] = NAN
+    assert not agree(tensors[:1], [Tensors([Tensor("x", "FP32", (count,), right.tobytes())])])

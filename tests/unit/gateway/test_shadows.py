@@ -1,15 +1,19 @@
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway import shadows as module
+from gateway.agreement import agree
 from gateway.orders import RollBack, StartCanary
-from gateway.request import SHADOW_PRIORITY
-from gateway.shadows import Results, _own
+from gateway.request import SHADOW_PRIORITY, Request
+from gateway.served import ServedModel
+from gateway.shadows import Results, _again
 from shared.errors import Draining, InvalidInput
 from shared.messages import BatchDone, ItemAnswer, RunBatch
+from shared.pipeline import RawInput
 from shared.tensors import Tensor
 from shared.traffic import Canary
 from tests.support.lives_parts import World, add, given_up, world
@@ -159,28 +163,84 @@ async def test_where_there_is_no_room_copies_are_left_out_and_nothing_is_learned
             await w.answer()
 
 
-async def test_a_copy_owns_its_bytes_and_has_as_much_time_again(root: Path) -> None:
+async def test_bytes_that_are_kept_for_copies_are_bounded_but_one_copy_is_always_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        monkeypatch.setattr(module, "MOST_BYTES", 20)  # each holds 4 bytes of a word, and 4 of its answer
+        await shadowed(w, new)
+        compute, go_on = w.lives.shadows._compute, asyncio.Event()
+
+        async def slow(*asked: Any) -> Results:  # noqa: ANN401 - as the flow's
+            await go_on.wait()
+            return await compute(*asked)
+
+        w.lives.shadows._compute = slow
+        for _ in range(4):
+            await w.answer()
+        assert (w.lives.shadows.begun, w.lives.shadows.left_out, w.lives.shadows._held_bytes) == (2, 2, 16)
+        go_on.set()
+        await over(w)
+        assert (w.lives.shadows._held_bytes, w.model(new).requests) == (0, 0)
+        monkeypatch.setattr(module, "MOST_BYTES", 1)
+        await w.answer()
+        assert w.lives.shadows.begun == 3
+        await over(w)
+
+
+async def test_nothing_is_copied_while_the_caller_waits(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await shadowed(w, new)
+        asked = w.request()
+        seen: list[Request] = []
+        compute = w.lives.shadows._compute
+
+        async def noted(model: ServedModel, pieces: Any, request: Request, *rest: Any) -> Results:  # noqa: ANN401 - as the flow's
+            seen.append(request)
+            return await compute(model, pieces, request, *rest)
+
+        w.lives.shadows._compute = noted
+        await w.flow.answer(asked)
+        await over(w)
+        (copy,) = seen
+        assert all(ours is theirs for ours, theirs in zip(copy.inputs, asked.inputs, strict=True))
+
+
+async def test_large_answers_are_compared_beside_the_loop(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await shadowed(w, new)
+        threads: list[bool] = []
+
+        def noted(*answers: Results) -> bool:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return agree(*answers)
+
+        monkeypatch.setattr(module, "agree", noted)
+        for large in (4, 3):  # four bytes are not over four
+            monkeypatch.setattr(module, "LARGE", large)
+            await w.answer()
+            await over(w)
+        assert threads == [True, False]
+        assert figures(w, new) == (2, 0, 2, 0)
+
+
+async def test_a_copy_has_as_much_time_again_and_stages_of_its_own(root: Path) -> None:
     add(root, b"old")
     async with world(root) as w:
-        memory = bytearray(b"word")
         request = w.request()
-        (raw,) = request.inputs
-        (tensor,) = raw.tensors
-        raw = type(raw)(kind="tensors", data=memoryview(memory), tensors=(tensor._replace(data=memoryview(memory)),))
-        request.inputs = [raw, type(raw)(kind="tensors")]
+        request.inputs.append(RawInput(kind="tensors"))
         request.unreadable = {1: InvalidInput("what is this?")}
         request.partial_results = True
         request.arrived_s -= 10.0
         request.times.reused = "kept"
-        copy = _own(request)
-        memory[:] = b"gone"
-        assert (bytes(copy.inputs[0].data), bytes(copy.inputs[0].tensors[0].data)) == (b"word", b"word")
+        copy = _again(request)
         assert copy.deadline_s - copy.arrived_s == pytest.approx(request.deadline_s - request.arrived_s)
         assert copy.arrived_s > request.arrived_s + 9.0
         assert (copy.priority, copy.times.reused, copy.partial_results) == (SHADOW_PRIORITY, "", True)
-        assert copy.unreadable == request.unreadable
-        del raw, request
-        memory.extend(b"no copy holds it any more")
+        assert (copy.inputs, copy.unreadable) == (request.inputs, request.unreadable)
 
 
 async def test_a_shadow_that_is_rolled_back_goes_when_its_last_copy_is_done(root: Path) -> None:
