@@ -1,8 +1,7 @@
-import tracemalloc
-
 """When two versions are said to answer alike."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
