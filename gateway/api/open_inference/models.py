@@ -101,12 +101,15 @@ def find(models: Models, name: str, version: str) -> Served:
     raise UnknownVersion(f"version {shown(version)} of model {shown(name)} is not served")
 
 
+_ANSWERS_NOBODY = {"coming", "retiring", "shadow"}
+
+
 def versions_of(models: Models, name: str) -> list[Served]:
     """The versions of a model that can be asked for: the current one first."""
     found = [
         model
         for model in models.models()
-        if model.name == name and model.state.phase != "unloaded" and model.state.role not in {"coming", "retiring"}
+        if model.name == name and model.state.phase != "unloaded" and model.state.role not in _ANSWERS_NOBODY
     ]
     return sorted(found, key=lambda model: model.state.role != "current")
 

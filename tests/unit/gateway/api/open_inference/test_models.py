@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.open_inference import metadata
-from gateway.api.open_inference.models import find, number_of, view_of
+from gateway.api.open_inference.models import find, number_of, versions_of, view_of
+from gateway.state import Role
 from protos.inference import grpc_service_pb2 as pb
 from shared.errors import HeadraceError, InvalidInput, UnknownModel, UnknownVersion
 from shared.tensors import DTYPES
@@ -86,3 +87,10 @@ def test_every_datatype_has_its_configuration_name(datatype: str) -> None:
     assert list(described.outputs[0].shape) == [-1]
     assert list(config.input[0].dims) == [-1, 3]
     assert pb.DataType.Name(config.input[0].data_type) == ("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
+
+
+@pytest.mark.parametrize("role", ["coming", "retiring", "shadow"])
+def test_a_version_that_answers_nobody_is_not_listed_and_the_current_one_comes_first(role: Role) -> None:
+    standby, current, hidden = (identity_models()[0] for _ in range(3))
+    standby.state.role, hidden.state.role = "standby", role
+    assert versions_of(Models([standby, hidden, current]), current.name) == [current, standby]
