@@ -10,7 +10,7 @@ from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
 from gateway.flow import Flow, Results
 from gateway.judge import Judge
-from gateway.metrics import Metrics
+from gateway.metrics import MeasuredRequest, Metrics
 from gateway.model_control import ModelControl
 from gateway.orders import Order
 from gateway.pool_client import PoolClient
@@ -23,10 +23,13 @@ from gateway.shadows import Shadows
 from gateway.versions import Versions
 from gateway.watch import Watch
 from gateway.worker_client import WorkerClient
-from shared.errors import NotReady
+from shared.errors import Code, NotReady
+from shared.logs import get_logger
 from shared.messages import BatchDone
 from shared.settings import Settings
 from shared.traffic import Traffic
+
+log = get_logger()
 
 
 class Knit(NamedTuple):
@@ -61,7 +64,7 @@ class Lives:
         self.versions.connect(knit.readiness, [forget])
         self.versions.gone = knit.metrics.forget
         self.judge = Judge(settings.guard, settings.gateway.processes, knit.cost.predict)
-        knit.metrics.judged = self.judge.answered
+        knit.metrics.judged = self._judged
         self.control = ModelControl(settings, routing, self.versions)
         self.control.pointed, self.control.changed = self.judge.pointed, knit.readiness.notify
         self.control.told = self.judge.figures
@@ -88,6 +91,12 @@ class Lives:
         except NotReady:
             self.judge.unloadable(model)
             raise
+
+    def _judged(self, measured: MeasuredRequest, outcome: Code | None, seconds: float) -> None:
+        try:
+            self.judge.answered(measured, outcome, seconds)
+        except Exception:  # a bug here must not fail a request that is answered, and counted so
+            log.exception("an answer could not be judged")
 
     def _batch_came(self, model: ServedModel, batch: Batch, done: BatchDone, nobody: int) -> None:
         self._metrics.batch(model, batch, done, nobody)

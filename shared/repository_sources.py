@@ -134,8 +134,8 @@ def _check_content(path: Path, file: BinaryIO) -> None:
 def _holds_pickle(path: Path, file: BinaryIO) -> bool:
     """Whether a zip archive has a pickle among its members.
 
-    The archives of torch.export keep example inputs by torch.save, which nothing of ours opens: of `.pt2` only what
-    would make it a file of torch.save itself counts.
+    The archives of torch.export keep example inputs by torch.save, which a worker opens as plain tensors only, and only
+    under `trust: code`: of `.pt2` only what would make it a file of torch.save itself counts.
     """
     try:
         with zipfile.ZipFile(file) as archive:
