@@ -188,5 +188,6 @@ async def test_a_canary_that_ends_its_worker_is_rolled_back_after_three_inputs(r
 async def test_a_bug_in_judging_fails_no_request_that_is_answered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(root, b"old")
     async with world(root) as w:
-        monkeypatch.setattr(w.lives.judge, "answered", None)  # can't be called
+        monkeypatch.setattr(w.lives.judge, "saw", None)  # can't be called
+        monkeypatch.setattr(w.lives.judge, "_watched", {NAME: None})
         assert (await w.answer()).version == w.current().version
