@@ -8,6 +8,7 @@ import argparse
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -252,7 +253,10 @@ def _session_gives_way(nice: int) -> bool:
     except FileNotFoundError:
         pass  # a kernel without autogroups
     except OSError as error:
-        _log.warning(_NOT_GIVING_WAY, error.strerror)
+        # EINVAL: the session has no group of its own (autogroups are off, or the kernel could make none), so that the
+        # process's own value counts, which is set.
+        if error.errno != errno.EINVAL:
+            _log.warning(_NOT_GIVING_WAY, error.strerror)
     return True
 
 
