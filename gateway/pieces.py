@@ -13,7 +13,7 @@ from shared.pipeline import Kind, RawInput
 from shared.results import Result, Tensors
 from shared.tensors import Tensor
 
-_A = {"image": "an image", "text": "a text", "tensors": "tensors"}
+_A = {"image": "an image", "text": "a text", "tensors": "tensors", "file": "a file", "chat": "a conversation"}
 
 
 Pieces: TypeAlias = list[RawInput] | HeadraceError
@@ -56,7 +56,7 @@ def _or_error(model: ServedModel, raw: RawInput) -> Pieces:
 
 
 def _pieces(model: ServedModel, raw: RawInput) -> list[RawInput]:
-    if raw.kind != model.spec.kind:
+    if not model.spec.takes(raw.kind):
         raise InvalidInput(f"model {model.name!r} takes {_A[model.spec.kind]}, the input is {_A[raw.kind]}")
     if not model.pipeline.passthrough:
         return [raw]

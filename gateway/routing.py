@@ -115,7 +115,7 @@ class Routing:
         raise UnknownVersion(f"version {version[:100]!r} of model {name!r} is not served; {served}")
 
     def _only(self, kind: Kind) -> "Split[ServedModel]":
-        fitting = [split for split in self._splits.values() if split.current.spec.kind == kind]
+        fitting = [split for split in self._splits.values() if split.current.spec.takes(kind)]
         if len(fitting) == 1:
             return fitting[0]
         names = ", ".join(split.current.name for split in fitting or self._splits.values())

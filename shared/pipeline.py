@@ -19,8 +19,8 @@ from shared.tensors import Array, RawTensor, TensorSpec
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["image", "text", "tensors"]
-"""Which field of a request's input a pipeline takes."""
+Kind = Literal["image", "text", "tensors", "file", "chat"]
+"""Which field of a request's input a pipeline takes. The data of `chat` is JSON: `[[role, content], …]`."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +36,7 @@ class RawInput(msgspec.Struct, frozen=True):
 
     kind: Kind
     data: bytes | memoryview = b""
-    """Encoded image or UTF-8 text; may be a view of arena memory, valid until `preprocess` returns."""
+    """Encoded image or file, or UTF-8 text; may be a view of arena memory, valid until `preprocess` returns."""
     tensors: tuple[RawTensor, ...] = ()
 
     @property
@@ -54,10 +54,16 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a pipeline declares; checked at every border."""
 
     kind: Kind
+    also: tuple[Kind, ...] = ()
+    """Other kinds that `preprocess` takes as well."""
     inputs: tuple[TensorSpec, ...]
     """What `preprocess` makes: the tensors that enter the worker."""
     outputs: tuple[TensorSpec, ...]
     """What leaves the worker, after `head`."""
+
+    def takes(self, kind: Kind) -> bool:
+        """Whether an input of this kind can be given."""
+        return kind == self.kind or kind in self.also
 
 
 class Prepared(msgspec.Struct):
@@ -92,6 +98,10 @@ class Pipeline(abc.ABC, Generic[O]):
     passthrough: ClassVar[bool] = False
     """True when tensors go in and come out as they are: no pool process is asked, the gateway only moves bytes.
     Such a pipeline implements `arrange`."""
+    generates: ClassVar[bool] = False
+    """True when the worker runs its network token by token (`shared.generation`): such a pipeline has no batches."""
+    version_folder: Path = Path()
+    """The folder of the version's files; set before `__init__`, for `find_file`."""
     postprocess_is_trivial: ClassVar[bool] = False
     """True when `postprocess` takes microseconds (no NMS, no decoding): the gateway then runs it inline."""
 
@@ -148,6 +158,11 @@ class Pipeline(abc.ABC, Generic[O]):
     @abc.abstractmethod
     def example(self) -> RawInput:
         """A small valid input."""
+
+    def find_file(self, name: str) -> Path:
+        """A file of the model: in the version's folder, else in the model's folder; it may not exist."""
+        own = self.version_folder / name
+        return own if own.is_file() else self.folder / name
 
     def parse_options(self, given: dict[str, Any]) -> O:
         """The request's options as this pipeline's struct. Raises InvalidOption naming the field."""

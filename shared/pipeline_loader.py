@@ -50,7 +50,10 @@ def load_pipeline(version: ModelVersion, *, torch_allowed: bool) -> AnyPipeline:
         config = _read_config(version, pipeline_class)
         labels = version.labels()
         try:
-            return pipeline_class(config, version.folder, labels)
+            pipeline = pipeline_class.__new__(pipeline_class)
+            pipeline.version_folder = version.files  # what `__init__` reads may lie there
+            pipeline.__init__(config, version.folder, labels)  # type: ignore[misc]  # in two steps, see above
+            return pipeline
         except StartupError:
             raise
         except Exception as error:  # the user's own code may raise anything

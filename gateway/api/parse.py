@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from gateway.api import elements
 from gateway.api.elements import Allowance
 from protos.headrace.v1 import inference_pb2 as pb
@@ -26,6 +28,10 @@ MAX_TENSORS = 64
 """Tensors of one input; no model of ours takes more, and each costs the gateway time."""
 MAX_KEY_CHARS = 256
 """Of a routing key, which is hashed with every request: room for an e-mail address or a UUID."""
+ROLES = ("system", "user", "assistant")
+"""Who speaks in a conversation."""
+MAX_MESSAGES = 256
+"""Of a conversation; more than any context of the models that this serves has room for."""
 MAX_RANK = 16
 """Dimensions of a tensor; bounds the product before it is computed."""
 
@@ -123,7 +129,7 @@ def options(request: pb.PredictRequest) -> dict[str, Any]:
     """Options that the caller has set, by name; the model's pipeline knows their bounds."""
     if not request.HasField("options"):
         return {}
-    return {field.name: value for field, value in request.options.ListFields()}
+    return {field.name: list(value) if field.is_repeated else value for field, value in request.options.ListFields()}
 
 
 def _raw_input(given: pb.Input, index: int, allowance: Allowance, image: memoryview | None) -> tuple[RawInput, int]:
@@ -133,13 +139,28 @@ def _raw_input(given: pb.Input, index: int, allowance: Allowance, image: memoryv
         data = given.image if image is None else image
     elif kind == "text":
         data = given.text.encode()
+    elif kind == "file":
+        data = given.file
+    elif kind == "chat":
+        data = chat(given.chat, f"inputs[{index}].chat")
     elif kind == "tensors":
         return _tensors(given.tensors, index, allowance)
     else:
-        raise InvalidInput(f"inputs[{index}] is empty; set one of image, text or tensors")
+        raise InvalidInput(f"inputs[{index}] is empty; set one of image, text, tensors, file or chat")
     if not data:
         raise InvalidInput(f"inputs[{index}].{kind} has 0 bytes; at least 1 is needed")
     return RawInput(kind=kind, data=data), len(data)
+
+
+def chat(given: pb.Chat, where: str) -> bytes:
+    """A conversation in the form that pipelines take. Raises InvalidInput."""
+    count = len(given.messages)
+    if not 1 <= count <= MAX_MESSAGES:
+        raise InvalidInput(f"{where}.messages has {count} entries; a conversation has 1..{MAX_MESSAGES}")
+    for number, message in enumerate(given.messages):
+        if message.role not in ROLES:
+            raise InvalidInput(f"{where}.messages[{number}].role is {shown(message.role)}; known: {', '.join(ROLES)}")
+    return msgspec.json.encode([(message.role, message.content) for message in given.messages])
 
 
 def _tensors(given: pb.TensorList, index: int, allowance: Allowance) -> tuple[RawInput, int]:

@@ -7,7 +7,17 @@ from gateway.api.status import error_message
 from gateway.request import Answer
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import HeadraceError
-from shared.results import Classification, Detections, Embedding, Result, Tensors, Text
+from shared.results import (
+    Classification,
+    Detections,
+    Embedding,
+    Entities,
+    Result,
+    Tensors,
+    Text,
+    TextEnd,
+    Token,
+)
 
 
 def response(answer: Answer, request_id: str) -> pb.PredictResponse:
@@ -42,6 +52,17 @@ def _detections(result: Detections, message: pb.Result) -> None:
 def _embedding(result: Embedding, message: pb.Result) -> None:
     message.embedding.SetInParent()
     message.embedding.values.extend(result.values)
+    message.embedding.tokens = result.tokens
+    message.embedding.truncated = result.truncated
+
+
+def _entities(result: Entities, message: pb.Result) -> None:
+    entities = message.entities
+    entities.truncated = result.truncated
+    entities.SetInParent()
+    for entity in result.entities:
+        label = pb.Label(index=entity.label.index, name=entity.label.name, score=entity.label.score)
+        entities.entities.add(label=label, start=entity.start, end=entity.end, text=entity.text)
 
 
 def _tensors(result: Tensors, message: pb.Result) -> None:
@@ -54,12 +75,30 @@ def _tensors(result: Tensors, message: pb.Result) -> None:
 
 def _text(result: Text, message: pb.Result) -> None:
     message.text.text = result.text
+    if result.end is not None:
+        message.text.finished.CopyFrom(finished(result.end))
+    message.text.tokens.extend(map(token, result.tokens))
+
+
+def finished(end: TextEnd) -> pb.Finished:
+    """Where a generated text ended."""
+    return pb.Finished(
+        reason=pb.Finished.Reason.Value(end.reason.name),
+        prompt_tokens=end.prompt_tokens,
+        completion_tokens=end.completion_tokens,
+    )
+
+
+def token(given: Token) -> pb.Token:
+    """One token with its alternatives."""
+    return pb.Token(id=given.id, bytes=given.data, logprob=given.logprob, alternatives=map(token, given.alternatives))
 
 
 _RENDER: dict[type[Result], Callable[[Any, pb.Result], None]] = {
     Classification: _classification,
     Detections: _detections,
     Embedding: _embedding,
+    Entities: _entities,
     Tensors: _tensors,
     Text: _text,
 }

@@ -112,15 +112,23 @@ class Input(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
     """An encoded image (JPEG, PNG, WebP, TIFF, BMP, …), 1 byte .. `gateway.max_message_bytes`; at most
     `pool.max_pixels` pixels. EXIF orientation is honoured.
     """
     text: _builtins.str
     """Text, 1 byte or more."""
+    file: _builtins.bytes
+    """Any other encoded file, 1 byte .. `gateway.max_message_bytes`."""
     @_builtins.property
     def tensors(self) -> Global___TensorList:
         """Named raw tensors."""
+
+    @_builtins.property
+    def chat(self) -> Global___Chat:
+        """A conversation, put into words by the model's chat template."""
 
     def __init__(
         self,
@@ -128,38 +136,211 @@ class Input(_message.Message):
         image: _builtins.bytes = ...,
         text: _builtins.str = ...,
         tensors: Global___TensorList | None = ...,
+        file: _builtins.bytes = ...,
+        chat: Global___Chat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "file", b"file", "image", b"image", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "file", b"file", "image", b"image", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["image", "text", "tensors"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["image", "text", "tensors", "file", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Input: _TypeAlias = Input  # noqa: Y015
 
 @_typing.final
+class Chat(_message.Message):
+    """A conversation, oldest message first: 1..256 messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """`system`, `user` or `assistant`."""
+    content: _builtins.str
+    """What was said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
 class Options(_message.Message):
-    """Options by name; unset means the model's default."""
+    """Options by name; unset means the model's default. One that the model's task does not have is refused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOP_K_FIELD_NUMBER: _builtins.int
+    SCORE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    IOU_THRESHOLD_FIELD_NUMBER: _builtins.int
+    MAX_DETECTIONS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """Classification: how many classes to answer, 1 or more, at most `preprocessing.max_top_k` of model.yaml."""
+    """Classification: how many classes to answer, 1 or more, at most `preprocessing.max_top_k` of model.yaml.
+    Generation: draw from so many of the likeliest tokens, 0: from all of them.
+    """
+    score_threshold: _builtins.float
+    """Detection: boxes with a lower score are left out, 0..1. Entities: the same. Classification of text: the same."""
+    iou_threshold: _builtins.float
+    """Detection: of two boxes of one class that overlap by more (intersection over union), the better one stays, 0..1."""
+    max_detections: _builtins.int
+    """Detection: the best so many boxes, 1 or more, at most `preprocessing.max_detections` of model.yaml."""
+    truncate: _builtins.bool
+    """Text of more tokens than the model takes. True: the rest is cut off, and the result says so. False: refused."""
+    normalize: _builtins.bool
+    """Embedding: true scales the vector to length 1."""
+    max_tokens: _builtins.int
+    """Generation: the most tokens to add, 1 or more; prompt and answer together fit the model's context."""
+    temperature: _builtins.float
+    """Generation: 0 always takes the likeliest token; higher is more varied, 0..100."""
+    top_p: _builtins.float
+    """Generation: draw from the likeliest tokens that together have this probability, above 0 .. 1."""
+    repetition_penalty: _builtins.float
+    """Generation: above 1 makes tokens that have already occurred less likely, 0.1..10."""
+    seed: _builtins.int
+    """Generation: the same seed, prompt and options give the same text. Unset: a new one each time."""
+    beams: _builtins.int
+    """Generation: how many continuations beam search keeps, 1..16; 1 is none. Not together with a temperature."""
+    logprobs: _builtins.int
+    """Generation: with each token its log probability and those of so many of the likeliest others, 0..20. Unset: none."""
+    length_penalty: _builtins.float
+    """Beam search: above 0 favours longer texts, -10..10."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Detection: only boxes of these classes, by name. Empty: of all."""
+
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Generation: the text ends before the first of these; up to 16 strings of 1..256 characters."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generation: the text ends with the first of these tokens, too; up to 64."""
+
     def __init__(
         self,
         *,
         top_k: _builtins.int | None = ...,
+        score_threshold: _builtins.float | None = ...,
+        iou_threshold: _builtins.float | None = ...,
+        max_detections: _builtins.int | None = ...,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+        truncate: _builtins.bool | None = ...,
+        normalize: _builtins.bool | None = ...,
+        max_tokens: _builtins.int | None = ...,
+        temperature: _builtins.float | None = ...,
+        top_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        beams: _builtins.int | None = ...,
+        logprobs: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beams", b"_beams", "_iou_threshold", b"_iou_threshold", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_detections", b"_max_detections", "_max_tokens", b"_max_tokens", "_normalize", b"_normalize", "_repetition_penalty", b"_repetition_penalty", "_score_threshold", b"_score_threshold", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_truncate", b"_truncate", "beams", b"beams", "iou_threshold", b"iou_threshold", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_detections", b"max_detections", "max_tokens", b"max_tokens", "normalize", b"normalize", "repetition_penalty", b"repetition_penalty", "score_threshold", b"score_threshold", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beams", b"_beams", "_iou_threshold", b"_iou_threshold", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_detections", b"_max_detections", "_max_tokens", b"_max_tokens", "_normalize", b"_normalize", "_repetition_penalty", b"_repetition_penalty", "_score_threshold", b"_score_threshold", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_truncate", b"_truncate", "beams", b"beams", "classes", b"classes", "iou_threshold", b"iou_threshold", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_detections", b"max_detections", "max_tokens", b"max_tokens", "normalize", b"normalize", "repetition_penalty", b"repetition_penalty", "score_threshold", b"score_threshold", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beams: _TypeAlias = _typing.Literal["beams"]  # noqa: Y015
+    _WhichOneofArgType__beams: _TypeAlias = _typing.Literal["_beams", b"_beams"]  # noqa: Y015
+    _WhichOneofReturnType__iou_threshold: _TypeAlias = _typing.Literal["iou_threshold"]  # noqa: Y015
+    _WhichOneofArgType__iou_threshold: _TypeAlias = _typing.Literal["_iou_threshold", b"_iou_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__max_detections: _TypeAlias = _typing.Literal["max_detections"]  # noqa: Y015
+    _WhichOneofArgType__max_detections: _TypeAlias = _typing.Literal["_max_detections", b"_max_detections"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__score_threshold: _TypeAlias = _typing.Literal["score_threshold"]  # noqa: Y015
+    _WhichOneofArgType__score_threshold: _TypeAlias = _typing.Literal["_score_threshold", b"_score_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beams) -> _WhichOneofReturnType__beams | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iou_threshold) -> _WhichOneofReturnType__iou_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_detections) -> _WhichOneofReturnType__max_detections | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score_threshold) -> _WhichOneofReturnType__score_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___Options: _TypeAlias = Options  # noqa: Y015
 
@@ -304,6 +485,7 @@ class Result(_message.Message):
     EMBEDDING_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    ENTITIES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def classification(self) -> Global___Classification: ...
@@ -316,6 +498,8 @@ class Result(_message.Message):
     @_builtins.property
     def text(self) -> Global___TextResult: ...
     @_builtins.property
+    def entities(self) -> Global___Entities: ...
+    @_builtins.property
     def error(self) -> Global___Error:
         """Only when `PredictRequest.partial_results` is true."""
 
@@ -327,13 +511,14 @@ class Result(_message.Message):
         embedding: Global___Embedding | None = ...,
         tensors: Global___TensorList | None = ...,
         text: Global___TextResult | None = ...,
+        entities: Global___Entities | None = ...,
         error: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["classification", b"classification", "detections", b"detections", "embedding", b"embedding", "error", b"error", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["classification", b"classification", "detections", b"detections", "embedding", b"embedding", "entities", b"entities", "error", b"error", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classification", b"classification", "detections", b"detections", "embedding", b"embedding", "error", b"error", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classification", b"classification", "detections", b"detections", "embedding", b"embedding", "entities", b"entities", "error", b"error", "kind", b"kind", "tensors", b"tensors", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["classification", "detections", "embedding", "tensors", "text", "error"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["classification", "detections", "embedding", "tensors", "text", "entities", "error"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -456,6 +641,12 @@ class Embedding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Tokens of the text that the vector is of, special ones counted."""
+    truncated: _builtins.bool
+    """The text was longer than the model takes, and its end was left out."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The vector, float32; its length is the model's."""
@@ -464,33 +655,286 @@ class Embedding(_message.Message):
         self,
         *,
         values: _abc.Iterable[_builtins.float] | None = ...,
+        tokens: _builtins.int = ...,
+        truncated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "truncated", b"truncated", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
+class Entity(_message.Message):
+    """Part of a text that means something: a name, a place, a date."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Where it is in the text, in Unicode characters: from `start`, up to and without `end`."""
+    end: _builtins.int
+    text: _builtins.str
+    """These characters."""
+    @_builtins.property
+    def label(self) -> Global___Label:
+        """Its kind."""
+
+    def __init__(
+        self,
+        *,
+        label: Global___Label | None = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["label", b"label"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "label", b"label", "start", b"start", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Entity: _TypeAlias = Entity  # noqa: Y015
+
+@_typing.final
+class Entities(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITIES_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """The text was longer than the model takes, and its end was not looked at."""
+    @_builtins.property
+    def entities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entity]:
+        """In the order of the text."""
+
+    def __init__(
+        self,
+        *,
+        entities: _abc.Iterable[Global___Entity] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entities", b"entities", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Entities: _TypeAlias = Entities  # noqa: Y015
+
+@_typing.final
 class TextResult(_message.Message):
+    """Generated text, whole."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    @_builtins.property
+    def finished(self) -> Global___Finished:
+        """Set for generated text."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """Only with `Options.logprobs`."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        finished: Global___Finished | None = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextResult: _TypeAlias = TextResult  # noqa: Y015
+
+@_typing.final
+class GenerateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    ROUTING_KEY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in PredictRequest."""
+    version: _builtins.str
+    request_id: _builtins.str
+    text: _builtins.str
+    """Continued as it is: 1 byte or more."""
+    routing_key: _builtins.str
+    """As in PredictRequest."""
+    @_builtins.property
+    def chat(self) -> Global___Chat:
+        """Answered: the model's chat template puts it into words."""
+
+    @_builtins.property
+    def options(self) -> Global___Options:
+        """Those of generation."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        chat: Global___Chat | None = ...,
+        options: Global___Options | None = ...,
+        routing_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "options", b"options", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "model", b"model", "options", b"options", "prompt", b"prompt", "request_id", b"request_id", "routing_key", b"routing_key", "text", b"text", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class GenerateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What has been added since the last message; whole characters, may be empty."""
+    model: _builtins.str
+    """In the first message only: the model, the version and the request's id, as in PredictResponse."""
+    version: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The tokens that have been added since the last message. Only with `Options.logprobs`."""
+
+    @_builtins.property
+    def finished(self) -> Global___Finished:
+        """In the last message only."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        finished: Global___Finished | None = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "model", b"model", "request_id", b"request_id", "text", b"text", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Token(_message.Message):
+    """One token of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    bytes: _builtins.bytes
+    """Its bytes; part of a character is possible."""
+    logprob: _builtins.float
+    """Natural logarithm of its probability, before temperature, penalty and cut-offs; float32."""
+    @_builtins.property
+    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The likeliest ones in its place, best first, without alternatives of their own."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        bytes: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+        alternatives: _abc.Iterable[Global___Token] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "bytes", b"bytes", "id", b"id", "logprob", b"logprob"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Token: _TypeAlias = Token  # noqa: Y015
+
+@_typing.final
+class Finished(_message.Message):
+    """Why and where a generated text ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Reason:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Finished._Reason.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        REASON_UNSPECIFIED: Finished._Reason.ValueType  # 0
+        END_TOKEN: Finished._Reason.ValueType  # 1
+        """The model's end token, or one of `Options.stop_token_ids`."""
+        STOP_STRING: Finished._Reason.ValueType  # 2
+        """One of `Options.stop`; it is not part of the text."""
+        LENGTH: Finished._Reason.ValueType  # 3
+        """`Options.max_tokens`, or the end of the model's context."""
+
+    class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
+    REASON_UNSPECIFIED: Finished.Reason.ValueType  # 0
+    END_TOKEN: Finished.Reason.ValueType  # 1
+    """The model's end token, or one of `Options.stop_token_ids`."""
+    STOP_STRING: Finished.Reason.ValueType  # 2
+    """One of `Options.stop`; it is not part of the text."""
+    LENGTH: Finished.Reason.ValueType  # 3
+    """`Options.max_tokens`, or the end of the model's context."""
+
+    REASON_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    reason: Global___Finished.Reason.ValueType
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt and of the answer."""
+    completion_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: Global___Finished.Reason.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class TensorList(_message.Message):

@@ -44,6 +44,11 @@ class InferenceStub:
                 request_serializer=protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamRequest.SerializeToString,
                 response_deserializer=protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamResponse.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/headrace.v1.Inference/Generate',
+                request_serializer=protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -66,6 +71,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """Generates text and sends it while it grows. The last message has `finished`; a failed call has its status instead.
+        The deadline covers the whole answer. Closing the call ends the work with the next token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.PredictStream,
                     request_deserializer=protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamRequest.FromString,
                     response_serializer=protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class Inference:
             '/headrace.v1.Inference/PredictStream',
             protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamRequest.SerializeToString,
             protos_dot_headrace_dot_v1_dot_inference__pb2.PredictStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.Inference/Generate',
+            protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            protos_dot_headrace_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class InferenceStub:
     A failed request is an answer with `error`; the stream goes on. At most `gateway.stream_in_flight` requests of a
     stream are worked on at a time, then the server stops reading (HTTP/2 flow control).
     """
+    Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
+    """Generates text and sends it while it grows. The last message has `finished`; a failed call has its status instead.
+    The deadline covers the whole answer. Closing the call ends the work with the next token.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -58,6 +62,10 @@ class InferenceAsyncStub(InferenceStub):
     """Many requests over one stream; each answer comes as soon as it is finished, in any order, and names its `id`.
     A failed request is an answer with `error`; the stream goes on. At most `gateway.stream_in_flight` requests of a
     stream are worked on at a time, then the server stops reading (HTTP/2 flow control).
+    """
+    Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Generates text and sends it while it grows. The last message has `finished`; a failed call has its status instead.
+    The deadline covers the whole answer. Closing the call ends the work with the next token.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -80,6 +88,16 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Many requests over one stream; each answer comes as soon as it is finished, in any order, and names its `id`.
         A failed request is an answer with `error`; the stream goes on. At most `gateway.stream_in_flight` requests of a
         stream are worked on at a time, then the server stops reading (HTTP/2 flow control).
+        """
+
+    @_abc_1.abstractmethod
+    def Generate(
+        self,
+        request: _inference_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
+        """Generates text and sends it while it grows. The last message has `finished`; a failed call has its status instead.
+        The deadline covers the whole answer. Closing the call ends the work with the next token.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -93,7 +93,7 @@ def test_too_many_inputs_name_limit_and_setting() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (pb.Input(), r"inputs\[1\] is empty; set one of image, text or tensors"),
+        (pb.Input(), r"inputs\[1\] is empty; set one of image, text, tensors, file or chat"),
         (pb.Input(image=b""), r"inputs\[1\]\.image has 0 bytes"),
         (pb.Input(text=""), r"inputs\[1\]\.text has 0 bytes"),
         (pb.Input(tensors=pb.TensorList()), r"inputs\[1\]\.tensors has 0 tensors"),
