@@ -4,8 +4,23 @@ import pytest
 
 from gateway.api import render
 from gateway.request import Answer
+from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import HeadraceError, InvalidInput
-from shared.results import Classification, Detection, Detections, Embedding, Label, Result, Tensors, Text
+from shared.results import (
+    Classification,
+    Detection,
+    Detections,
+    Embedding,
+    Entities,
+    Entity,
+    FinishReason,
+    Label,
+    Result,
+    Tensors,
+    Text,
+    TextEnd,
+    Token,
+)
 from shared.tensors import SlotRef, Tensor
 
 ALL: list[Result] = [
@@ -18,6 +33,9 @@ ALL: list[Result] = [
     Tensors(tensors=[]),
     Text(text="hello"),
     Text(text=""),
+    Text("é", TextEnd(FinishReason.STOP_STRING, 3, 2), [Token(7, b"\xc3", -0.5, [Token(8, b"a", -1.5)])]),
+    Entities([Entity(Label(2, "place", 0.75), 3, 8, "Paris")], truncated=True),
+    Entities([]),
 ]
 
 
@@ -28,7 +46,8 @@ def test_every_kind_of_result_has_its_form_and_is_never_unset() -> None:
 
     assert (message.model, message.version, message.request_id) == ("m", "0123456789abcdef", "id-1")
     assert [one.WhichOneof("kind") for one in message.results] == [
-        *["classification"] * 2, "detections", *["embedding"] * 2, *["tensors"] * 2, *["text"] * 2,
+        *["classification"] * 2, "detections", *["embedding"] * 2, *["tensors"] * 2, *["text"] * 3,
+        *["entities"] * 2,
     ]  # fmt: skip
     assert [(one.index, one.name, one.score) for one in message.results[0].classification.labels] == [
         (3, "cat", 0.5),
@@ -41,6 +60,12 @@ def test_every_kind_of_result_has_its_form_and_is_never_unset() -> None:
     tensor = message.results[5].tensors.tensors[0]
     assert (tensor.name, tensor.datatype, list(tensor.shape), tensor.data) == ("x", "UINT8", [1, 2], b"ab")
     assert message.results[7].text.text == "hello"
+    generated = message.results[9].text
+    assert (generated.finished.reason, generated.finished.prompt_tokens) == (pb.Finished.STOP_STRING, 3)
+    assert [(token.id, token.bytes, token.alternatives[0].bytes) for token in generated.tokens] == [(7, b"\xc3", b"a")]
+    entity = message.results[10].entities.entities[0]
+    assert (entity.label.name, entity.start, entity.end, entity.text) == ("place", 3, 8, "Paris")
+    assert message.results[10].entities.truncated
 
 
 def test_a_failed_input_keeps_its_place() -> None:
