@@ -1,14 +1,14 @@
 """All wire messages, grouped by direction. msgspec structs over MessagePack; nothing here is ever pickled.
 
-Each frame starts with the sender's *generation* (see `shared.transport`), so that a message of a process that was
-since replaced is dropped. Every job message carries an absolute `deadline_s` of the machine-wide monotonic clock and
-gets exactly one answer: its Done or its Failed message, or the death of the process that held it.
-
-What concerns the models that a worker holds is in `shared.model_messages`.
+Each frame starts with the sender's *generation* (see `shared.transport`): a message of a process that was since
+replaced is dropped. Every job message carries a `deadline_s` of the machine-wide monotonic clock and gets exactly one
+answer: its Done or its Failed message, or the death of the process that held it. Messages about loaded models are in
+`shared.model_messages`, those about generated text in `shared.generation_messages`.
 """
 
 from typing import TypeAlias
 
+from shared.generation_messages import CancelJobs, Generate, Generated
 from shared.model_messages import (
     Failure,
     KeepModels,
@@ -66,7 +66,7 @@ __all__ = [
     "WorkerReady",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised whenever a message changes; both sides refuse to talk across versions."""
 
 
@@ -237,7 +237,7 @@ class CancelItems(Message, tag="cancel"):
     items: list[int]
 
 
-ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems
+ToWorker: TypeAlias = KeepModels | LoadModel | UnloadModel | RunBatch | CancelItems | Generate | CancelJobs
 
 
 # ------------------------------------------------------------------ worker → gateway
@@ -274,7 +274,9 @@ class BatchDone(Message, tag="done"):
     """Of these, rows that overflowed in FP16 and were computed again in FP32, with success."""
 
 
-FromWorker: TypeAlias = WorkerReady | ModelLoaded | ModelEvicted | MemoryNote | ModelNote | ModelFailed | BatchDone
+FromWorker: TypeAlias = (
+    WorkerReady | ModelLoaded | ModelEvicted | MemoryNote | ModelNote | ModelFailed | BatchDone | Generated
+)
 
 
 # ------------------------------------------------------------------ any child → supervisor (inherited pipe)

@@ -45,6 +45,19 @@ class UnloadModel(Message, tag="unload"):
 # ------------------------------------------------------------------ worker → gateway
 
 
+class GenerationLimits(Message):
+    """How much a version may generate at a time, and what that costs: measured in warm-up."""
+
+    sequences: int
+    """Most at a time; each beam of a beam search counts."""
+    tokens: int
+    """Most that their key-value cache may have to hold: sequences times the longest one's prompt and answer."""
+    step_s: float
+    """One token for each of `sequences` sequences."""
+    prefill_s_per_token: float
+    """Of a prompt."""
+
+
 class ModelLoaded(Message, tag="loaded"):
     """A version is loaded and every allowed batch size is warm."""
 
@@ -64,6 +77,8 @@ class ModelLoaded(Message, tag="loaded"):
     """`load_s` by stage: `wait` (for memory), `read` (and verify), `build`, `device`, `warm_up`."""
     estimated_bytes: int = 0
     """What was expected of `memory_bytes` before the load."""
+    generation: GenerationLimits | None = None
+    """Only of a version that generates text; `batch_s` is empty then."""
 
 
 class ModelEvicted(Message, tag="evicted"):
