@@ -8,12 +8,10 @@ Every failure is a `headrace.client_errors.InferenceError`. A Client may be used
 a fork, not before.
 """
 
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 
@@ -21,9 +19,10 @@ from headrace import client_calls as calls
 from headrace import client_errors as errors
 from headrace import client_results as results
 from headrace.client_aio import AsyncClient
-from headrace.client_calls import Image, Input
+from headrace.client_calls import DetectOptions, Image, Input
 from headrace.client_errors import InferenceError
-from headrace.client_results import Classified, Outcome, Prediction
+from headrace.client_many import Many, outcomes
+from headrace.client_results import Classified, Detected, Outcome, Prediction
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 
@@ -73,6 +72,22 @@ class Client:
         message = calls.wire_request([image], {"top_k": top_k}, model=model, version=version)
         return results.classified(*self._predict(message, timeout_s))
 
+    def detect(
+        self,
+        image: Image,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[DetectOptions],
+    ) -> Detected:
+        """Boxes of one image, in pixels of the upright image. Raises InferenceError, OSError.
+
+        `model` may be empty when the server has only one that takes images.
+        """
+        message = calls.wire_request([image], options, model=model, version=version)
+        return results.detected(*self._predict(message, timeout_s))
+
     def predict(
         self,
         inputs: Iterable[Input],
@@ -100,30 +115,34 @@ class Client:
         model: str = "",
         in_flight: int = calls.IN_FLIGHT,
         timeout_s: float | None = None,
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[Outcome[Classified]]:
         """Every image's outcome, in the order in which they finish, over one stream.
 
         At most `in_flight` images are read and on their way at a time. One image's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        feed = _Feed(images, in_flight, {"top_k": top_k}, model, calls.timeout_ms(limit_s))
-        stream = self._stub.PredictStream(feed)
-        try:
-            for answer in stream:
-                yield feed.outcome(answer)
-                yield from feed.unreadable()
-            yield from feed.unreadable()
-            feed.check()
-        except grpc.RpcError as error:
-            raise _error(error) from error
-        finally:
-            feed.close()
-            stream.cancel()
+        many = Many({"top_k": top_k}, model, in_flight, self._limit_s(timeout_s), results.classified)
+        return outcomes(self._stub, images, many)
+
+    def detect_many(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str = "",
+        in_flight: int = calls.IN_FLIGHT,
+        timeout_s: float | None = None,
+        **options: Unpack[DetectOptions],
+    ) -> Iterator[Outcome[Detected]]:
+        """As `classify_many`, with boxes."""
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), results.detected)
+        return outcomes(self._stub, images, many)
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
 
     def _predict(self, message: pb.PredictRequest, timeout_s: float | None) -> tuple[pb.PredictResponse, str]:
         """The answer and its server timing, with retries."""
-        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        end_s = time.monotonic() + self._limit_s(timeout_s)
         attempt = 1
         while True:
             try:
@@ -140,64 +159,3 @@ class Client:
 
 def _error(error: grpc.RpcError) -> InferenceError:
     return errors.from_call(error.code(), error.details(), error.trailing_metadata())
-
-
-class _Feed(Iterator[pb.PredictStreamRequest]):
-    """The stream's requests, pulled by a thread of gRPC's; waits when enough are in flight."""
-
-    def __init__(
-        self, images: Iterable[Image], in_flight: int, options: Mapping[str, Any], model: str, timeout_ms: int
-    ) -> None:
-        self._images = enumerate(images)
-        self._places = threading.Semaphore(in_flight)
-        self._fields = (options, model, timeout_ms)
-        self._sent: dict[int, Image] = {}
-        self._unreadable: deque[Outcome] = deque()
-        self._broken: Exception | None = None
-        self._closed = False
-
-    def __next__(self) -> pb.PredictStreamRequest:
-        self._places.acquire()
-        try:
-            request = None if self._closed else self._next_readable()
-        except Exception as error:  # noqa: BLE001 - gRPC would swallow it; the caller's thread raises it again
-            self._broken = error
-            request = None
-        if request is None:
-            raise StopIteration
-        return request
-
-    def _next_readable(self) -> pb.PredictStreamRequest | None:
-        options, model, timeout_ms = self._fields
-        for index, image in self._images:
-            try:
-                request = calls.wire_request([image], options, model=model)
-            except OSError as error:
-                self._unreadable.append(Outcome(index, image, error=error))
-                continue
-            self._sent[index] = image
-            return pb.PredictStreamRequest(id=index, request=request, timeout_ms=timeout_ms)
-        return None
-
-    def outcome(self, answer: pb.PredictStreamResponse) -> Outcome:
-        """An answer with what was asked; makes room for the next request."""
-        self._places.release()
-        image = self._sent.pop(answer.id)
-        if answer.WhichOneof("outcome") == "error":
-            return Outcome(answer.id, image, error=errors.from_message(answer.error))
-        return Outcome(answer.id, image, result=results.classified(answer.response, answer.server_timing))
-
-    def unreadable(self) -> Iterator[Outcome]:
-        """Files that could not be read, each once."""
-        while self._unreadable:
-            yield self._unreadable.popleft()
-
-    def check(self) -> None:
-        """Raise what the given iterable, or an unusable entry of it, raised in gRPC's thread."""
-        if self._broken is not None:
-            raise self._broken
-
-    def close(self) -> None:
-        """No more requests; sets gRPC's thread free."""
-        self._closed = True
-        self._places.release()

@@ -5,20 +5,20 @@ async with AsyncClient() as client:
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 
 from headrace import client_calls as calls
 from headrace import client_errors as errors
 from headrace import client_results as results
-from headrace.client_calls import Image, Input
+from headrace.client_calls import DetectOptions, Image, Input
 from headrace.client_errors import InferenceError
-from headrace.client_results import Classified, Outcome, Prediction
+from headrace.client_many import Many, outcomes_async
+from headrace.client_results import Classified, Detected, Outcome, Prediction
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 
@@ -66,6 +66,22 @@ class AsyncClient:
         message = await _request([image], {"top_k": top_k}, model=model, version=version)
         return results.classified(*await self._predict(message, timeout_s))
 
+    async def detect(
+        self,
+        image: Image,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[DetectOptions],
+    ) -> Detected:
+        """Boxes of one image, in pixels of the upright image. Raises InferenceError, OSError.
+
+        `model` may be empty when the server has only one that takes images.
+        """
+        message = await _request([image], options, model=model, version=version)
+        return results.detected(*await self._predict(message, timeout_s))
+
     async def predict(
         self,
         inputs: Iterable[Input],
@@ -85,7 +101,7 @@ class AsyncClient:
         )
         return results.prediction(*await self._predict(message, timeout_s))
 
-    async def classify_many(
+    def classify_many(
         self,
         images: Iterable[Image],
         *,
@@ -93,35 +109,34 @@ class AsyncClient:
         model: str = "",
         in_flight: int = calls.IN_FLIGHT,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncIterator[Outcome[Classified]]:
         """Every image's outcome, in the order in which they finish, over one stream.
 
         At most `in_flight` images are read and on their way at a time. One image's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        stream = self._stub.PredictStream()
-        feed = _Feed(stream, in_flight, {"top_k": top_k}, model, calls.timeout_ms(limit_s))
-        feeding = asyncio.create_task(feed.write_all(images))
-        try:
-            async for answer in stream:
-                yield feed.outcome(answer)
-                for outcome in feed.unreadable():
-                    yield outcome
-            await feeding
-            for outcome in feed.unreadable():
-                yield outcome
-        except grpc.aio.AioRpcError as error:
-            raise _error(error) from error
-        finally:
-            feeding.cancel()
-            stream.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([feeding])
+        many = Many({"top_k": top_k}, model, in_flight, self._limit_s(timeout_s), results.classified)
+        return outcomes_async(self._stub.PredictStream, images, many)
+
+    def detect_many(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str = "",
+        in_flight: int = calls.IN_FLIGHT,
+        timeout_s: float | None = None,
+        **options: Unpack[DetectOptions],
+    ) -> AsyncIterator[Outcome[Detected]]:
+        """As `classify_many`, with boxes."""
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), results.detected)
+        return outcomes_async(self._stub.PredictStream, images, many)
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
 
     async def _predict(self, message: pb.PredictRequest, timeout_s: float | None) -> tuple[pb.PredictResponse, str]:
         """The answer and its server timing, with retries."""
-        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        end_s = time.monotonic() + self._limit_s(timeout_s)
         attempt = 1
         while True:
             call = self._stub.Predict(message, timeout=end_s - time.monotonic())
@@ -144,59 +159,3 @@ def _error(error: grpc.aio.AioRpcError) -> InferenceError:
 async def _request(inputs: Iterable[Input], options: Mapping[str, Any], **fields: Any) -> pb.PredictRequest:  # noqa: ANN401 - protobuf checks each field
     """Build the message beside the loop: it reads files."""
     return await asyncio.to_thread(calls.wire_request, inputs, options, **fields)
-
-
-class _Feed:
-    """Writes the stream's requests; waits when enough are in flight."""
-
-    def __init__(
-        self,
-        stream: "grpc.aio.StreamStreamCall[pb.PredictStreamRequest, pb.PredictStreamResponse]",
-        in_flight: int,
-        options: Mapping[str, Any],
-        model: str,
-        timeout_ms: int,
-    ) -> None:
-        self._stream = stream
-        self._places = asyncio.Semaphore(in_flight)
-        self._fields = (options, model, timeout_ms)
-        self._sent: dict[int, Image] = {}
-        self._unreadable: list[Outcome] = []
-
-    async def write_all(self, images: Iterable[Image]) -> None:
-        """Write every image, then half-close, also when the given iterable raises. Quiet when the stream is over."""
-        options, model, timeout_ms = self._fields
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            try:
-                for index, image in enumerate(images):
-                    await self._places.acquire()
-                    request = await self._readable(index, image, options, model)
-                    if request is not None:
-                        self._sent[index] = image
-                        message = pb.PredictStreamRequest(id=index, request=request, timeout_ms=timeout_ms)
-                        await self._stream.write(message)
-            finally:
-                await self._stream.done_writing()
-
-    async def _readable(
-        self, index: int, image: Image, options: Mapping[str, Any], model: str
-    ) -> pb.PredictRequest | None:
-        try:
-            return await _request([image], options, model=model)
-        except OSError as error:
-            self._unreadable.append(Outcome(index, image, error=error))
-            self._places.release()
-            return None
-
-    def outcome(self, answer: pb.PredictStreamResponse) -> Outcome:
-        """An answer with what was asked; makes room for the next request."""
-        self._places.release()
-        image = self._sent.pop(answer.id)
-        if answer.WhichOneof("outcome") == "error":
-            return Outcome(answer.id, image, error=errors.from_message(answer.error))
-        return Outcome(answer.id, image, result=results.classified(answer.response, answer.server_timing))
-
-    def unreadable(self) -> list[Outcome]:
-        """Files that could not be read, each once."""
-        found, self._unreadable = self._unreadable, []
-        return found

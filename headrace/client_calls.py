@@ -5,9 +5,9 @@ import ipaddress
 import os
 import random
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import grpc
 
@@ -20,13 +20,26 @@ DEFAULT_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 4
 """Of one call, the first one included."""
 IN_FLIGHT = 16
-"""Requests of one `classify_many` on their way at a time: two per batch of a usual size, and little memory."""
+"""Requests of one stream on their way at a time: two per batch of a usual size, and little memory."""
 MAX_IMAGE_BYTES = 256 * 1024 * 1024
 """Of one file: far above what servers take, and still a bound on this side for a pipe that never ends."""
 
 Image: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A file's path, or the encoded image itself."""
 Input: TypeAlias = Image | Text | Tensors
+
+
+class DetectOptions(TypedDict, total=False):
+    """What a request for boxes may say; left out or None: the model's default."""
+
+    score_threshold: float | None
+    """Boxes with a lower score are left out, 0..1."""
+    iou_threshold: float | None
+    """Of two boxes of one class that overlap by more (intersection over union), the better one stays, 0..1."""
+    max_detections: int | None
+    """The best so many boxes, 1 or more."""
+    classes: Sequence[str] | None
+    """Only boxes of these classes, by name."""
 
 
 def read_image(image: Image) -> bytes:

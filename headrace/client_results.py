@@ -3,10 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypedDict, TypeVar
 
 from headrace.client_errors import InferenceError, from_message
 from protos.headrace.v1 import inference_pb2 as pb
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +132,23 @@ class Prediction:
     server_timing: ServerTiming
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What is known of each answer to one input, whatever the task."""
+
+    model: str
+    version: str
+    """Content hash of the version that answered."""
+    request_id: str
+    server_timing: ServerTiming
+
+
 @dataclass(frozen=True, slots=True)
-class Classified:
+class Classified(Answered):
     """One classified image."""
 
     labels: tuple[Label, ...]
     """Best first."""
-    model: str
-    version: str
-    request_id: str
-    server_timing: ServerTiming
 
     @property
     def top(self) -> Label:
@@ -147,14 +157,25 @@ class Classified:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One of many: what became of one image. Exactly one of `result` and `error` is set."""
+class Detected(Answered):
+    """What was found in one image."""
+
+    detections: tuple[Detection, ...]
+    """Best first."""
+    width: int
+    """Pixels of the upright image, in which the boxes are told."""
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """One of many: what became of one input. Exactly one of `result` and `error` is set."""
 
     index: int
     """Position in what was given, from 0."""
-    image: object
-    """What was given."""
-    result: Classified | None = None
+    given: object
+    """The input itself."""
+    result: T | None = None
     error: InferenceError | OSError | None = None
     """OSError when the file could not be read."""
 
@@ -172,17 +193,40 @@ def prediction(message: pb.PredictResponse, timing: str) -> Prediction:
 
 def classified(message: pb.PredictResponse, timing: str) -> Classified:
     """From the wire. Raises TypeError when the model's task is another one."""
-    whole = prediction(message, timing)
-    first = whole.results[0] if whole.results else None
-    if not isinstance(first, Classification):
-        raise TypeError(f"model {whole.model} answers {type(first).__name__}, not Classification; use predict()")
-    return Classified(
-        labels=first.labels,
-        model=whole.model,
-        version=whole.version,
-        request_id=whole.request_id,
-        server_timing=whole.server_timing,
-    )
+    first = _only(message, Classification)
+    return Classified(first.labels, **_facts(message, timing))
+
+
+def detected(message: pb.PredictResponse, timing: str) -> Detected:
+    """From the wire. Raises TypeError when the model's task is another one."""
+    first = _only(message, Detections)
+    return Detected(first.detections, first.width, first.height, **_facts(message, timing))
+
+
+def _only(message: pb.PredictResponse, kind: type[K]) -> K:
+    """The result of a request of one input."""
+    first = _result(message.results[0], message.request_id) if message.results else None
+    if not isinstance(first, kind):
+        raise TypeError(f"model {message.model} answers {type(first).__name__}, not {kind.__name__}; use predict()")
+    return first
+
+
+def _facts(message: pb.PredictResponse, timing: str) -> "_Facts":
+    return {
+        "model": message.model,
+        "version": message.version,
+        "request_id": message.request_id,
+        "server_timing": ServerTiming.parse(timing),
+    }
+
+
+class _Facts(TypedDict):
+    """`Answered`'s fields."""
+
+    model: str
+    version: str
+    request_id: str
+    server_timing: ServerTiming
 
 
 def _result(message: pb.Result, request_id: str) -> Result | InferenceError:

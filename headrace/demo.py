@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import zoo
-from headrace.classify import reason_of
 from headrace.client import Client
 from headrace.client_calls import channel_options
 from headrace.client_errors import InferenceError
 from headrace.client_results import Classified, Outcome
+from headrace.many_inputs import reason_of
 from headrace.output import literal
 from headrace.zoo import Photo
 from shared.errors import ExitCode, StartupError
@@ -61,7 +61,7 @@ def run(address: str | None, config: Path | None) -> int:
     return report(console, photos, outcomes, version.labels(), elapsed_s)
 
 
-def _classify(address: str, photos: list[Photo]) -> list[Outcome]:
+def _classify(address: str, photos: list[Photo]) -> list[Outcome[Classified]]:
     """One outcome per photo, in order. Raises StartupError when there is no server."""
     with Client(address) as client:
         try:
@@ -72,7 +72,11 @@ def _classify(address: str, photos: list[Photo]) -> list[Outcome]:
 
 
 def report(
-    console: Console, photos: list[Photo], outcomes: list[Outcome], labels: tuple[str, ...], elapsed_s: float
+    console: Console,
+    photos: list[Photo],
+    outcomes: list[Outcome[Classified]],
+    labels: tuple[str, ...],
+    elapsed_s: float,
 ) -> int:
     """Print the table and the sum. Returns 0 when at least `ENOUGH` top-1 answers are right, else 1."""
     wide = console.width >= 120

@@ -141,7 +141,7 @@ async def test_many_files_each_get_one_outcome_in_both_forms(tmp_path: Path) -> 
             assert sorted(outcome.index for outcome in outcomes) == list(range(42))
             kinds = collections.Counter(type(outcome.error).__name__ for outcome in outcomes)
             assert kinds == {"NoneType": 40, "FileNotFoundError": 1, "InvalidRequest": 1}
-            assert all(outcome.image is given[outcome.index] for outcome in outcomes)
+            assert all(outcome.given is given[outcome.index] for outcome in outcomes)
 
 
 async def test_leaving_the_loop_early_drops_the_rest() -> None:

@@ -8,10 +8,11 @@ from typing import Self
 import grpc
 import pytest
 
-from headrace import classify
-from headrace.classify import Wanted, run, timing_line
+from headrace import many_inputs
+from headrace.classify import Wanted, run
 from headrace.client_errors import InferenceError, InvalidRequest, Unavailable
 from headrace.client_results import Classified, Label, Outcome, ServerTiming
+from headrace.many_inputs import timing_line
 
 TIMING = ServerTiming(admit_ms=0.01, prepare_ms=4.25, run_ms=28.04, batch_rows=2)
 WANTED = Wanted(address="127.0.0.1:1", model="", top_k=2, timeout_s=1.0)
@@ -56,7 +57,7 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classify, "Client", FakeClient)
+    monkeypatch.setattr(many_inputs, "Client", FakeClient)
     monkeypatch.setenv("COLUMNS", "150")
 
 

@@ -146,7 +146,7 @@ def test_many_images_come_back_as_they_finish(channel: Fake, thread: futures.Thr
     assert isinstance(found[1].error, FileNotFoundError)
     assert found[2].result is not None
     assert found[2].result.server_timing.run_ms == 1.0
-    assert [found[index].image for index in range(3)] == [b"a", "/nowhere/b.jpg", b"c"]
+    assert [found[index].given for index in range(3)] == [b"a", "/nowhere/b.jpg", b"c"]
 
 
 def test_a_broken_stream_raises(channel: Fake, thread: futures.ThreadPoolExecutor) -> None:

@@ -18,7 +18,11 @@ PHOTOS = [Photo(Path(f"imagenet_{index:02}_{index}.jpg"), index) for index in ra
 def _outcome(index: int, classes: list[int]) -> Outcome:
     labels = tuple(Label(one, LABELS[one], 0.5) for one in classes)
     timing = ServerTiming(prepare_ms=3.0, wait_ms=1.0, batch_ms=2.0, run_ms=25.0, batch_rows=8)
-    return Outcome(index, PHOTOS[index].path, result=Classified(labels, "m", "v", "r", timing))
+    return Outcome(
+        index,
+        PHOTOS[index].path,
+        result=Classified(labels, model="m", version="v", request_id="r", server_timing=timing),
+    )
 
 
 def _report(outcomes: list[Outcome], width: int = 80) -> tuple[int, str]:
