@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 
 from shared.errors import InvalidOption
+from shared.options import finite
 from shared.results import Result
 from shared.tensors import Array, RawTensor, TensorSpec
 
@@ -165,9 +166,9 @@ class Pipeline(abc.ABC, Generic[O]):
         return own if own.is_file() else self.folder / name
 
     def parse_options(self, given: dict[str, Any]) -> O:
-        """The request's options as this pipeline's struct. Raises InvalidOption naming the field."""
+        """The request's options as this pipeline's struct; numbers are finite. Raises InvalidOption naming the field."""
         try:
-            return msgspec.convert(given, self.options_type)  # type: ignore[return-value]  # options_type is O's class
+            return finite(msgspec.convert(given, self.options_type))  # type: ignore[return-value]  # options_type is O's class
         except msgspec.ValidationError as error:
             raise InvalidOption(_option_sentence(str(error), given, self.options_type)) from None
 
