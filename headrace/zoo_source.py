@@ -35,7 +35,7 @@ def _fetch(requirement: str, file: str, folder: Path) -> None:
         options, _ = command.parse_args(["--no-deps", "--no-binary=:all:", requirement])
         session = command.get_default_session(options)
         finder = command._build_package_finder(options, session)  # noqa: SLF001 - pip has no public way
-        link = _link(finder.find_all_candidates(requirement.split("==")[0]), file)
+        link = _link(finder.find_all_candidates(requirement.split("==", maxsplit=1)[0]), file)
         with session.get(link.url_without_fragment, stream=True) as answer, (folder / file).open("wb") as target:
             answer.raise_for_status()
             nbytes = 0

@@ -6,7 +6,7 @@ version.
 
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -24,11 +24,24 @@ def state_dict_of(raw: bytes) -> "dict[str, Tensor]":
     return dict(torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True))
 
 
-def save_tensors(tensors: "Mapping[str, Tensor]", target: Path) -> None:
-    """Names as they are, each tensor laid out anew, no metadata."""
+def save_tensors(tensors: "Mapping[str, Tensor]", target: Path) -> Path:
+    """Names as they are, each tensor laid out anew, no metadata. Returns the file."""
     from safetensors.torch import save_file  # noqa: PLC0415 - imports torch
 
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target)
+    return target
+
+
+def save_lines(lines: Iterable[str], target: Path) -> Path:
+    """Labels, one a line. Returns the file."""
+    target.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return target
+
+
+def save_bytes(content: bytes, target: Path) -> Path:
+    """What needs no conversion. Returns the file."""
+    target.write_bytes(content)
+    return target
 
 
 def needed(module: str) -> ModuleType:
