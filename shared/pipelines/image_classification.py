@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 
-from shared.errors import ExitCode, InvalidOption, StartupError
+from shared.errors import InvalidOption
 from shared.image_example import gradient_png
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
+from shared.pipelines._labels import count_classes
+from shared.pipelines._pixels import Colours, PixelScale, Positive
 from shared.results import Classification, Label, Result
 from shared.tensors import Array, TensorSpec
 
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from shared.image_geometry import Pixels
-
-Colour = Annotated[int, msgspec.Meta(ge=0, le=255)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ImageClassificationConfig(Config, frozen=True):
@@ -35,7 +34,7 @@ class ImageClassificationConfig(Config, frozen=True):
     """Subtracted from red, green, blue; in units of 0..255."""
     std: tuple[Positive, Positive, Positive] = (58.395, 57.12, 57.375)
     """Divides what is left; in units of 0..255."""
-    background: tuple[Colour, Colour, Colour] = (255, 255, 255)
+    background: Colours = (255, 255, 255)
     """Red, green, blue behind transparent pixels."""
     max_top_k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
     """Classes that leave the worker per row: the most that a request can ask for."""
@@ -61,9 +60,9 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
     def __init__(self, config: Config, folder: Path, labels: tuple[str, ...]) -> None:
         """Raises StartupError(MODEL_LOAD) when the number of classes is unknown or contradictory."""
         super().__init__(config, folder, labels)
-        self.classes = _count_classes(self.config.classes, labels)
+        self.classes = count_classes(self.config.classes, labels)
         self._spec = _make_spec(self.config, self.classes)
-        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scale = PixelScale(self.config.mean, self.config.std, self.config.size)
 
     @property
     def spec(self) -> PipelineSpec:
@@ -89,13 +88,7 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
 
     def normalise(self, inputs: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
         """uint8 [n, size, size, 3] → float32 [n, 3, size, size] in channels_last order, on the same device."""
-        image = inputs["image"]
-        scale, shift = self._scale_and_shift(image)
-        # Whole lines of pixels against lines of constants: a CPU takes a fifth of the time that it needs where the
-        # innermost dimension has three numbers.
-        lines = image.flatten(2).float().mul_(scale).add_(shift)
-        # The bytes already lie in NHWC order, so the permuted view *is* channels_last and nothing is transposed.
-        return (lines.view(image.shape).permute(0, 3, 1, 2),)
+        return (self._scale(inputs["image"]),)
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Logits [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
@@ -128,30 +121,6 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
             Label(index=index, name=names[index] if index < len(names) else "", score=score)
             for index, score in zip(classes, scores, strict=True)
         ]
-
-    def _scale_and_shift(self, image: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-        """Constants of `x * scale + shift` for a line of pixels, `[size · 3]`.
-
-        Kept per device: making them anew would wait for the device each time.
-        """
-        import torch  # noqa: PLC0415 - the worker only
-
-        found = self._constants.get(image.device)
-        if found is None:
-            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)
-            both = torch.stack([1 / std, -mean / std]).repeat(1, self.config.size).to(image.device, torch.float32)
-            found = self._constants[image.device] = (both[0], both[1])
-        return found
-
-
-def _count_classes(configured: int | None, labels: tuple[str, ...]) -> int:
-    if configured is None and not labels:
-        raise StartupError(ExitCode.MODEL_LOAD, "the model has no labels file: set preprocessing.classes")
-    if configured is not None and labels and configured != len(labels):
-        raise StartupError(
-            ExitCode.MODEL_LOAD, f"preprocessing.classes is {configured}, but the labels file has {len(labels)} lines"
-        )
-    return configured or len(labels)
 
 
 def _make_spec(config: ImageClassificationConfig, classes: int) -> PipelineSpec:
