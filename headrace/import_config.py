@@ -183,7 +183,7 @@ def _tensor_lines(found: Found, told: str) -> list[str]:
         for tensor in tensors:
             if not tensor.name or not tensor.shape or tensor.datatype not in DTYPES:
                 raise _bad(
-                    f"{told}: {group[:-1]} {tensor.name[:100]!a} is no tensor of rows with a known type and shape "
+                    f"{told}: {group[:-1]} {tensor.name[:100]!r} is no tensor of rows with a known type and shape "
                     f"({_told([tensor])}): it can't be served as it is; write a pipeline of your own (`headrace new`)"
                 )
             shape = json.dumps(list(tensor.shape[1:]))

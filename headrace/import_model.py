@@ -19,7 +19,7 @@ from headrace.import_config import Draft, Found, Shape, draft, look
 from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE, ModelConfig, config_bytes, parse_config
 from shared.onnx_check import OnnxTensor
-from shared.repository import TRAFFIC_FILE, VERSIONS, Meta, Repository, RepositoryError, is_name
+from shared.repository import TRAFFIC_FILE, VERSIONS, Meta, Repository, RepositoryError, is_name, no_name
 from shared.repository_lock import locked, workplace
 from shared.repository_sources import collect
 from shared.repository_writer import add_version, write_atomically
@@ -72,9 +72,7 @@ def run(root: Path, name: str, file: Path, options: ImportOptions) -> Imported:
     Raises StartupError with one sentence (RepositoryError among them); then the repository is as it was.
     """
     if not is_name(name):
-        raise RepositoryError(
-            f"{name[:100]!a} can't be a model's name: letters, digits and . _ - only", ExitCode.BAD_SETTINGS
-        )
+        raise RepositoryError(no_name(name), ExitCode.BAD_SETTINGS)
     found = look(file)
     labels = _labels(options.labels)
     with _stage(root, name) as stage:

@@ -59,7 +59,7 @@ def _shape(asked: Asked) -> Shape:
         return msgspec.convert(given, Shape)
     except msgspec.ValidationError as error:
         field = str(error).rpartition("$.")[2].strip("`")
-        text = f"--{field} is {given.get(field)!a}: see `headrace models import --help`"
+        text = f"--{field} is {given.get(field)!r}: see `headrace models import --help`"
         raise StartupError(ExitCode.BAD_SETTINGS, text) from None
 
 
@@ -71,7 +71,7 @@ def _triple(text: str, option: str) -> tuple[float, ...] | None:
     except ValueError:
         numbers = ()
     if len(numbers) != 3:
-        raise StartupError(ExitCode.BAD_SETTINGS, f"{option} is {text[:100]!a}: must be three numbers like 127,127,127")
+        raise StartupError(ExitCode.BAD_SETTINGS, f"{option} is {text[:100]!r}: must be three numbers like 127,127,127")
     return numbers
 
 

@@ -157,7 +157,7 @@ def print_settings(loaded: Loaded, prefix: str, *, as_json: bool) -> None:
     if not values:
         known = [*loaded.origins, *dict.fromkeys(key.split(".", maxsplit=1)[0] for key in loaded.origins)]
         raise StartupError(
-            ExitCode.BAD_SETTINGS, f"config explain: no setting is called {prefix!a}{nearest(prefix, known)}"
+            ExitCode.BAD_SETTINGS, f"config explain: no setting is called {prefix!r}{nearest(prefix, known)}"
         )
     if as_json:
         print_json({key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()})

@@ -13,7 +13,7 @@ from headrace.output import literal, print_json
 from shared.errors import ExitCode, StartupError
 from shared.mistakes import nearest
 from shared.pipeline_loader import load_object
-from shared.repository import Meta, RepositoryError, is_name
+from shared.repository import Meta, RepositoryError, is_name, no_name
 from shared.repository_lock import workplace
 from shared.repository_writer import add_version
 
@@ -26,11 +26,11 @@ def create(root: Path, name: str, kind: str, *, as_json: bool) -> None:
     Raises StartupError for a bad name or kind, RepositoryError when it exists or can't be written.
     """
     if not is_name(name):
-        raise RepositoryError(f"{name[:100]!a} can't be a model's name: letters, digits and . _ - only")
+        raise RepositoryError(no_name(name))
     template = TEMPLATES.get(kind)
     if template is None:
         known = ", ".join(TEMPLATES)
-        raise StartupError(ExitCode.BAD_SETTINGS, f"--from is {kind[:100]!a}: must be one of {known}{_near(kind)}")
+        raise StartupError(ExitCode.BAD_SETTINGS, f"--from is {kind[:100]!r}: must be one of {known}{_near(kind)}")
     target = root / name
     if target.exists() or target.is_symlink():
         raise RepositoryError(f"{target} is there already; nothing was changed")

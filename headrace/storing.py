@@ -17,7 +17,7 @@ from headrace.options import Given
 from headrace.output import literal, print_json
 from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE
-from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name
+from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name, no_name
 from shared.repository_sources import collect
 from shared.repository_writer import add_version
 from shared.settings import Settings
@@ -58,10 +58,13 @@ def print_added(added: Added, root: object, *, as_json: bool = False) -> None:
         print_json(added)
         return
     name, version = added.name, added.version
+    if added.present:
+        print_done(f"{name} {version} was already stored in {root}; its facts (owner, metrics …) stay as they were")
     if added.current:
         print_done(f"{name} {version} is current in {root}")
         return
-    print_done(f"{name} {version} {'was already' if added.present else 'is'} stored in {root}, and answers nobody yet")
+    if not added.present:
+        print_done(f"{name} {version} is stored in {root}, and answers nobody yet")
     console = Console()
     console.print(literal(f"  a share first:  headrace traffic {name} --canary {version} --percent 5"), soft_wrap=True)
     console.print(literal(f"  all at once:    headrace traffic {name} --to {version}"), soft_wrap=True)
@@ -70,7 +73,7 @@ def print_added(added: Added, root: object, *, as_json: bool = False) -> None:
 def check_has_config(root: Path, name: str) -> None:
     """Raises RepositoryError with the next steps when there is no such model yet."""
     if not is_name(name):
-        raise RepositoryError(f"{name[:100]!a} can't be a model's name: letters, digits and . _ - only")
+        raise RepositoryError(no_name(name))
     if not (root / name / CONFIG_FILE).is_file():
         raise RepositoryError(
             f"there is no {root / name / CONFIG_FILE}, which says what {name} takes and gives: write a whole model "
@@ -101,9 +104,9 @@ def _pairs(given: Sequence[str], option: str, example: str) -> Iterator[tuple[st
     for text in given:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals and value):
-            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} is {text[:100]!a}: must be like {example}")
+            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} is {text[:100]!r}: must be like {example}")
         if key in seen:
-            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} {key[:100]!a} is given twice")
+            raise StartupError(ExitCode.BAD_SETTINGS, f"{option} {key[:100]!r} is given twice")
         seen.add(key)
         yield key, value
 
@@ -122,7 +125,7 @@ def _number(key: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise StartupError(ExitCode.BAD_SETTINGS, f"--metric {key[:100]!a} is {text[:100]!a}: must be a finite number")
+        raise StartupError(ExitCode.BAD_SETTINGS, f"--metric {key[:100]!r} is {text[:100]!r}: must be a finite number")
     return number
 
 

@@ -80,7 +80,7 @@ def _model_faults(repository: Repository, name: str) -> Iterator[str]:
         yield error.text
         return
     for version in sorted(missing):
-        yield f"{name}/traffic.json: {version[:100]!a} has a part in the traffic, and is no version of {name}"
+        yield f"{name}/traffic.json: {version[:100]!r} has a part in the traffic, and is no version of {name}"
 
 
 def print_verified(verified: Verified, *, as_json: bool) -> None:

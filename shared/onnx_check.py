@@ -203,11 +203,11 @@ class _Reader:
             elif field.number == 14 and field.kind == VARINT:
                 outside |= field.value & 0xFFFF_FFFF == _EXTERNAL  # protobuf keeps so much of an enumeration
         if outside and not locations:
-            raise RepositoryError(f"{self._told}: weight {name[:100]!a} lies in another file, but no file is named")
+            raise RepositoryError(f"{self._told}: weight {name[:100]!r} lies in another file, but no file is named")
         for location in locations:
             if not _PLAIN.fullmatch(location) or ".." in location:
                 raise RepositoryError(
-                    f"{self._told}: weight {name[:100]!a} lies in {location[:100]!a}: only the plain name of a file "
+                    f"{self._told}: weight {name[:100]!r} lies in {location[:100]!r}: only the plain name of a file "
                     "beside it is allowed"
                 )
         self._external.update(locations)

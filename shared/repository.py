@@ -32,6 +32,7 @@ __all__ = [
     "Traffic",
     "digest_of",
     "is_name",
+    "no_name",
     "read_json",
     "told",
 ]
@@ -40,7 +41,9 @@ TRAFFIC_FILE = "traffic.json"
 MIN_PREFIX = 4
 """Digits of a hash that name a version: 65,536 of them, while a model has some dozens of versions."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_NAME = 128
+"""Characters of a model's name."""
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -233,6 +236,15 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
+def no_name(name: str) -> str:
+    """The sentence for a text that `is_name` refuses."""
+    long = f" ({len(name)} characters)" if len(name) > MAX_NAME else ""
+    return (
+        f"{_shown(name)}{long} can't be a model's name: at most {MAX_NAME} letters, digits and . _ - only, "
+        "a letter or digit first, and no .. in it"
+    )
+
+
 def _versions_in(folder: Path) -> tuple[str, ...]:
     home = folder / VERSIONS
     if not home.is_dir():
@@ -255,5 +267,5 @@ def _inside(path: Path, root: Path) -> bool:
 
 
 def _shown(name: str) -> str:
-    """A caller's text, safe for a message and a log line: ASCII, short."""
-    return ascii(name[:100])
+    """A caller's text, safe for a message and a log line: short, and nothing in it that is not printable."""
+    return repr(name[:100])

@@ -4,20 +4,17 @@ Of safetensors files only the header is read, so that a comparison of gigabytes 
 inside tensors of the same shape is not looked at; how many there are is told.
 """
 
-import json
 import math
-import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from shared import weights_header
 from shared.repository import Meta, ModelVersion, RepositoryError, told
 from shared.repository_files import reason_of
 from shared.repository_sources import open_plain
-
-MAX_HEADER_BYTES = 100_000_000
-"""As safetensors itself allows."""
+from shared.weights_header import BadHeader, TensorHeader
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -27,16 +24,6 @@ class Difference(msgspec.Struct, frozen=True):
     """`files.weights.safetensors`, `metrics.accuracy`, `owner`, …"""
     before: Any
     after: Any
-
-
-class TensorHeader(msgspec.Struct, frozen=True):
-    """What a safetensors file says of one tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -66,7 +53,7 @@ def diff(before: ModelVersion, after: ModelVersion) -> VersionDiff:
     changed = [
         name
         for name, digest in sorted(before.meta.files.items())
-        if name.endswith(".safetensors") and after.meta.files.get(name, digest) != digest
+        if name.endswith(weights_header.SUFFIX) and after.meta.files.get(name, digest) != digest
     ]
     return VersionDiff(
         before.name,
@@ -81,24 +68,11 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     """Name → dtype and shape of every tensor of a safetensors file. Raises RepositoryError naming the file."""
     try:
         with open_plain(path) as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= MAX_HEADER_BYTES:
-                raise RepositoryError(f"{told(path)}: is no safetensors file")
-            raw = file.read(length)
-        return _parsed(raw, length)
+            return weights_header.read(file)
     except OSError as error:
         raise RepositoryError(f"{told(path)}: can't be read: {reason_of(error)}") from None
-    except (ValueError, msgspec.ValidationError, RecursionError):
-        raise RepositoryError(f"{told(path)}: its header is no safetensors header") from None
-
-
-def _parsed(raw: bytes, length: int) -> dict[str, TensorHeader]:
-    found = json.loads(raw)
-    if len(raw) < length or not isinstance(found, dict):
-        raise ValueError("cut off")
-    found.pop("__metadata__", None)
-    return msgspec.convert(found, dict[str, TensorHeader])
+    except BadHeader as bad:
+        raise RepositoryError(f"{told(path)}: {bad}") from None
 
 
 def _of_meta(before: ModelVersion, after: ModelVersion) -> list[Difference]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from shared import weights_header
 from shared.errors import ExitCode
 from shared.repository import META_FILE, RepositoryError, is_name
 from shared.repository_files import reason_of
@@ -34,12 +35,12 @@ _IMPORTS = {"GLOBAL", "INST"}
 def collect(paths: Sequence[Path]) -> dict[str, Path]:
     """Relative name → file, of files and of all that lies in folders, hidden files left out.
 
-    Raises RepositoryError for what is missing, a link, no plain file, empty, a pickle, or of a bad name.
+    Raises RepositoryError for what is missing, a link, no plain file, empty, cut off, a pickle, or of a bad name.
     """
     found: dict[str, Path] = {}
     for name, path in _listed(paths):
         if name in found:
-            raise RepositoryError(f"two of the files are called {name[:100]!a}", ExitCode.BAD_SETTINGS)
+            raise RepositoryError(f"two of the files are called {name[:100]!r}", ExitCode.BAD_SETTINGS)
         if not is_file_name(name):
             raise RepositoryError(
                 f"{path}: its name can't be kept: letters, digits and . _ - only, and not {META_FILE}",
@@ -129,6 +130,11 @@ def _check_content(path: Path, file: BinaryIO) -> None:
         raise _is_pickle(path, "is a pickle by its content")
     if head[:4] == b"PK\x03\x04" and _holds_pickle(path, file):
         raise _is_pickle(path, "holds a pickle, as what torch.save writes does")
+    if path.suffix == weights_header.SUFFIX:
+        try:
+            weights_header.check(file)
+        except weights_header.BadHeader as bad:
+            raise RepositoryError(f"{path}: {bad}") from None
 
 
 def _holds_pickle(path: Path, file: BinaryIO) -> bool:

@@ -20,7 +20,17 @@ import msgspec
 from shared import onnx_check
 from shared.errors import Conflict, UnknownVersion
 from shared.model_config import CONFIG_FILE, RepositoryError
-from shared.repository import META_FILE, TRAFFIC_FILE, VERSIONS, Meta, ModelVersion, Repository, digest_of, is_name
+from shared.repository import (
+    META_FILE,
+    TRAFFIC_FILE,
+    VERSIONS,
+    Meta,
+    ModelVersion,
+    Repository,
+    digest_of,
+    is_name,
+    no_name,
+)
 from shared.repository_files import PIECE_BYTES, reason_of
 from shared.repository_lock import HIDDEN, Waste, bytes_in, hidden_folder, left_in, locked, sync_folder
 from shared.repository_sources import is_file_name, open_plain
@@ -78,7 +88,7 @@ def remove_version(root: Path, name: str, version: str, *, unless: Callable[[], 
     or `unless` has it in use, UnknownModel, UnknownVersion, RepositoryError.
     """
     if version not in Repository(root).versions(name):
-        raise UnknownVersion(f"model {name} has no version {version[:100]!a}")
+        raise UnknownVersion(f"model {name} has no version {version[:100]!r}")
     folder = root / name
     with locked(folder) as waste:
         waste.sweep()
@@ -120,7 +130,7 @@ def set_current(root: Path, name: str, version: str, *, by: str = "") -> Traffic
     Raises UnknownModel, UnknownVersion, RepositoryError.
     """
     if version not in Repository(root).versions(name):
-        raise UnknownVersion(f"model {name} has no version {version[:100]!a}")
+        raise UnknownVersion(f"model {name} has no version {version[:100]!r}")
     return change_traffic(root, name, lambda before: switch(before, version, Why(now_utc(), by)))
 
 
@@ -140,7 +150,7 @@ def change_traffic(root: Path, name: str, change: Callable[[Traffic], Traffic]) 
         # What had its part before may be gone (by hand, perhaps): that must not keep anybody from ending a canary.
         for version in [after.current, *(each for each in after.wanted() if each not in before.wanted())]:
             if version not in versions and version != before.current:
-                raise UnknownVersion(f"model {name} has no version {version[:100]!a}: it has been removed")
+                raise UnknownVersion(f"model {name} has no version {version[:100]!r}: it has been removed")
         return _write_traffic(root / name, before, after)
 
 
@@ -163,12 +173,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _check(name: str, files: Mapping[str, Path]) -> None:
     if not is_name(name):
-        raise RepositoryError(f"{name[:100]!a} can't be a model's name: letters, digits and . _ - only")
+        raise RepositoryError(no_name(name))
     if not files:
         raise RepositoryError(f"model {name}: a version needs at least one file")
     for relative in files:
         if not is_file_name(relative):
-            raise RepositoryError(f"model {name}: {relative[:100]!a} can't be a file of a version")
+            raise RepositoryError(f"model {name}: {relative[:100]!r} can't be a file of a version")
 
 
 def _store(hidden: Path, files: Mapping[str, Path], meta: Meta) -> None:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from headrace.classify import Wanted
 from shared.errors import ExitCode, StartupError, UnknownModel
@@ -107,7 +109,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(run: Run, models: Path, tmp_pa
     title = re.sub(r"\s", "", run("models", "list", "--config", "odd.yaml")[1])  # it is folded to the table's width
     assert re.sub(r"\s", "", f"Models in {root}") in title
     weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(save({"w": np.zeros(1)}))
     out = run("models", "add", "good", str(weights), "--current", "--config", "odd.yaml")[1]
     assert f"is current in {root}\n" in out
 

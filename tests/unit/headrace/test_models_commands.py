@@ -36,6 +36,10 @@ def three(run: Run, models: Path, tmp_path: Path) -> list[str]:
     return versions
 
 
+def numbers(value: float) -> bytes:
+    return save({"w": np.array([value], np.float32)})
+
+
 def told(run: Run, *arguments: str) -> Any:  # noqa: ANN401 - any JSON
     """What a command says with `--json`."""
     code, out, err = run(*arguments, "--json")
@@ -100,10 +104,10 @@ def test_a_first_version_is_current_and_a_later_one_is_not(run: Run, models: Pat
     (models / "fresh").mkdir()
     (models / "fresh" / "model.yaml").write_text("pipeline: tensor\nbackend: simulated\n")
     weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"1")
+    weights.write_bytes(numbers(1))
     first = told(run, "models", "add", "fresh", str(weights))
     assert (first["current"], first["present"]) == (True, False)
-    weights.write_bytes(b"2")
+    weights.write_bytes(numbers(2))
     code, out, _ = run("models", "add", "fresh", str(weights))
     assert code == 0
     second = next(version for version in Repository(models).versions("fresh") if version != first["version"])
@@ -118,10 +122,48 @@ def test_a_first_version_is_current_and_a_later_one_is_not(run: Run, models: Pat
     assert Repository(models).traffic("fresh").standby == first["version"]
 
 
+def test_the_same_content_again_is_told_and_nothing_of_it_changes(run: Run, models: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(numbers(1))
+    first = told(run, "models", "add", "good", str(weights), "--owner", "ada")["version"]
+    words = f"✓ good {first} was already stored in models; its facts (owner, metrics …) stay as they were"
+    out = run("models", "add", "good", str(weights), "--owner", "bob")[1]
+    assert out.splitlines()[0] == words
+    assert f"headrace traffic good --to {first}" in out
+    out = run("models", "add", "good", str(weights), "--owner", "bob", "--current")[1]
+    assert out.splitlines() == [words, f"✓ good {first} is current in models"]
+    assert told(run, "models", "show", "good", first)["meta"]["owner"] == "ada"
+
+
+def test_weights_that_were_not_saved_to_the_end_are_not_stored(run: Run, models: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(numbers(1)[:-1])
+    code, out, err = run("models", "add", "good", str(weights))
+    assert (code, out) == (ExitCode.MODEL_LOAD, "")
+    assert err == (
+        f"headrace: {weights}: is cut off: its tensors have 4 bytes, of which 3 are there; was it saved to the end?\n"
+    )
+    assert len(Repository(models).versions("good")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a" * 200, f"'{'a' * 100}' (200 characters)"), ("café", "'café'"), ("a\x1b", r"'a\x1b'")]
+)
+def test_a_name_that_can_not_be_one_is_shown_as_it_is_with_the_limit(
+    run: Run, models: Path, tmp_path: Path, name: str, shown: str
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(numbers(1))
+    for command in (("models", "add", name, str(weights)), ("models", "import", name, str(weights)), ("new", name)):
+        code, _, err = run(*command)
+        assert code in {ExitCode.MODEL_LOAD, ExitCode.BAD_SETTINGS}
+        assert err.startswith(f"headrace: {shown} can't be a model's name: at most 128 letters, digits and . _ - only")
+
+
 def test_models_add_keeps_what_it_was_told(run: Run, three: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "out"
     (folder / "deep").mkdir(parents=True)
-    (folder / "w.safetensors").write_bytes(b"w")
+    (folder / "w.safetensors").write_bytes(numbers(3))
     (folder / "deep" / "labels.txt").write_text("a\n")
     version = told(run, "models", "add", "good", str(folder), "--parent", three[1][:6])["version"]
     shown = told(run, "models", "show", "good", version[:5])
@@ -151,7 +193,7 @@ def test_models_add_refuses_what_it_can_not_keep(
     run: Run, models: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(numbers(3))
     code, out, err = run("models", "add", "good", str(weights), *arguments)
     assert code in {ExitCode.BAD_SETTINGS, ExitCode.MODEL_LOAD}
     assert out == ""
@@ -170,7 +212,7 @@ def test_models_add_refuses_pickles_missing_files_and_unknown_models(run: Run, m
     code, _, err = run("models", "add", "good", str(absent))
     assert (code, err) == (ExitCode.MODEL_LOAD, f"headrace: there is no file {absent}\n")
     weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(numbers(3))
     for name in ("nobody", "../good", "a b"):
         code, _, err = run("models", "add", name, str(weights))
         assert code == ExitCode.MODEL_LOAD
@@ -245,7 +287,8 @@ def test_models_diff_of_a_broken_file_names_it(run: Run, models: Path, three: li
     path.write_bytes(struct.pack("<Q", 5) + b"x")
     code, _, err = run("models", "diff", "good", three[0], three[1])
     assert code == ExitCode.MODEL_LOAD
-    assert f"good/versions/{three[0]}/w.safetensors: its header is no safetensors header" in err
+    words = "is no safetensors file, or cut off: its header has 5 bytes, of which 1 are there"
+    assert f"good/versions/{three[0]}/w.safetensors: {words}" in err
 
 
 def test_models_verify_reads_every_byte(run: Run, models: Path, three: list[str]) -> None:
@@ -346,7 +389,8 @@ def test_models_fetch_of_an_unknown_name_fetches_nothing(
     code, out, err = run("models", "fetch", *names, *form)
     assert (code, out) == (ExitCode.BAD_SETTINGS, "")
     unknown = "[red]" if "[red]" in names else "resnet"
-    assert err == f"headrace: models fetch: '{unknown}' is not known (known: efficientnet-lite0, builtin)\n"
+    known = ", ".join([*zoo.MODELS, "builtin"])
+    assert err == f"headrace: models fetch: '{unknown}' is not known (known: {known})\n"
     assert not (tmp_path / "models").exists()
 
 

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from shared.errors import ExitCode, UnknownModel, UnknownVersion
-from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name
+from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name, no_name
 from shared.repository_files import faults
 from shared.repository_writer import add_version
 from shared.settings import BatchingSettings
@@ -66,12 +66,12 @@ def test_no_bad_name_opens_anything(root: Path, add: Add, name: str, monkeypatch
             call(name)
         assert str(root) not in caught.value.text
         assert len(caught.value.text) < 1000
-        caught.value.text.encode("ascii")
+        caught.value.text.encode()  # half a surrogate pair would not be UTF-8
         assert caught.value.text.isprintable()
     if name:  # an empty version means the current one
         with pytest.raises(UnknownVersion) as caught_version:
             repository.open("m", name)
-        assert caught_version.value.text.isascii()
+        caught_version.value.text.encode()
         assert caught_version.value.text.isprintable()
     assert version.version
 
@@ -321,3 +321,10 @@ def test_one_model_can_be_looked_at_alone(root: Path, add: Add, name: str, monke
     assert (alone.names(), alone.current("m")) == (["m"], version.version)
     with pytest.raises(UnknownModel, match=r"is unknown$"):
         Repository(root, only=name).versions(name)
+
+
+def test_a_letter_that_is_no_ascii_is_shown_as_people_write_it(root: Path, add: Add) -> None:
+    add()
+    with pytest.raises(UnknownModel, match=r"^model 'café-日本' is unknown"):
+        Repository(root).open("café-日本")
+    assert no_name("a\u202eb\x1b").startswith(r"'a\u202eb\x1b' can't be")

@@ -29,6 +29,7 @@ class Evil:
         return (os.system, ("touch canary",))
 
 
+WEIGHTS = save({"w": np.ones((3, 2), np.float32), "none": np.zeros(0, np.int64), "b": np.zeros(5, np.int8)})
 OBJECTS = [{"weights": [1.0, 2.0]}, Evil(), [Evil()], np.zeros(3), "text" * 100]
 
 
@@ -52,7 +53,7 @@ def zipped(**members: bytes) -> bytes:
 
 
 def test_files_and_all_that_lies_in_folders(write: Write, tmp_path: Path) -> None:
-    one, two = write("out/w.safetensors"), write("out/deep/labels.txt")
+    one, two = write("out/w.safetensors", WEIGHTS), write("out/deep/labels.txt")
     write("out/.git/config")
     write("out/.DS_Store")
     three = write("card.md")
@@ -159,7 +160,7 @@ def test_what_is_no_file(write: Write, tmp_path: Path) -> None:
 
 
 def test_links_are_refused_wherever_they_are(write: Write, tmp_path: Path) -> None:
-    real = write("real/w.safetensors")
+    real = write("real/w.safetensors", WEIGHTS)
     for name, target in (("file", real), ("folder", real.parent), ("nowhere", tmp_path / "absent")):
         (tmp_path / name).symlink_to(target)
         with pytest.raises(RepositoryError, match=f"{name}: is a link"):
