@@ -87,10 +87,12 @@ class Pipeline(abc.ABC, Generic[O]):
     3. `options_type`   gateway: parses and bounds the request's options
     4. `preprocess`     pool process, one item at a time
     5. `normalise`      worker, whole batch, on the device (default: tensors as they are)
-    6. `head`           worker, whole batch, on the device, float32 (default: outputs as they are)
+    6. `head`           worker, whole batch, on the device, float32 (default: outputs as they are); `reduce` in its
+                        place sees the inputs, too
     7. `postprocess`    pool process, or the gateway itself when `postprocess_is_trivial`
     8. `example`        any process: a valid input for warm-up, probes and contract tests
 
+    Where a dimension is free, `bucket` and `warm_shapes` say which items share a batch.
     Import torch only inside `normalise` and `head`: the gateway and the pool load this file without it.
     """
 
@@ -132,15 +134,26 @@ class Pipeline(abc.ABC, Generic[O]):
         """
         return raw.tensors
 
+    def warm_shapes(self) -> Sequence[tuple[tuple[int, ...], ...]]:
+        """For free dimensions: the shapes that batches are padded up to, rising; one per row and input in each of them.
+
+        The worker runs all of them before the version is ready, so that no caller pays for a first time, and measures
+        them, so that the gateway knows what a batch of them costs. An item above the last one is run as it is. Empty
+        (the default): nothing is known of the sizes, and items are not padded.
+        """
+        return ()
+
     def bucket(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """What an item's batch-mates must have in common; `shapes` are those of its prepared tensors.
 
-        Default: the sizes of all free dimensions, so that only equal shapes share a batch.
+        Default: the sizes of all free dimensions, rounded up to the first of `warm_shapes` that holds them.
         """
+        rows = [shape[1:] for shape in shapes]
+        padded = fitting(self.warm_shapes(), rows) or rows
         return tuple(
             size
-            for spec, shape in zip(self.spec.inputs, shapes, strict=True)
-            for want, size in zip(spec.shape, shape[1:], strict=True)
+            for spec, shape in zip(self.spec.inputs, padded, strict=True)
+            for want, size in zip(spec.shape, shape, strict=True)
             if want < 0
         )
 
@@ -151,6 +164,13 @@ class Pipeline(abc.ABC, Generic[O]):
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """The network's outputs → one tensor per output spec, on the device, float32 where it matters."""
         return outputs
+
+    def reduce(
+        self, outputs: "tuple[torch.Tensor, ...]", inputs: "dict[str, torch.Tensor]"
+    ) -> "tuple[torch.Tensor, ...]":
+        """As `head`, which it calls, for pipelines that have to look at the input tensors again (what is padding?)."""
+        del inputs
+        return self.head(outputs)
 
     @abc.abstractmethod
     def postprocess(self, outputs: list[Array], context: dict[str, Any], options: O) -> list[Result]:
@@ -166,11 +186,22 @@ class Pipeline(abc.ABC, Generic[O]):
         return own if own.is_file() else self.folder / name
 
     def parse_options(self, given: dict[str, Any]) -> O:
-        """The request's options as this pipeline's struct; numbers are finite. Raises InvalidOption naming the field."""
+        """The request's options as this pipeline's struct, finite. Raises InvalidOption naming the field."""
         try:
             return finite(msgspec.convert(given, self.options_type))  # type: ignore[return-value]  # options_type is O's class
         except msgspec.ValidationError as error:
             raise InvalidOption(_option_sentence(str(error), given, self.options_type)) from None
+
+
+def fitting(
+    allowed: Sequence[tuple[tuple[int, ...], ...]], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The first of the `allowed` shapes (one per input, without rows) that holds these; None: none does."""
+    for each in allowed:
+        pairs = zip(each, shapes, strict=True)
+        if all(len(room) == len(shape) and all(map(int.__ge__, room, shape)) for room, shape in pairs):
+            return each
+    return None
 
 
 def _option_sentence(text: str, given: dict[str, Any], options_type: type[Options]) -> str:

@@ -70,6 +70,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Per row, without the row dimension; -1 is free."""
     maximum: int | None = None
     """Integers only: values are below this (class ids, token ids)."""
+    fill: int = 0
+    """Inputs only: what stands in a batch where an item is shorter than others in a free dimension."""
 
     @property
     def row_nbytes(self) -> int | None:
