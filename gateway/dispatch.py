@@ -26,6 +26,7 @@ from gateway.work import (
     cost_rows,
     fail,
     may_try_again,
+    proves,
     set_apart,
     settle,
     unloaded,
@@ -162,8 +163,9 @@ class Dispatcher(WorkerEvents):
             return
         batch = running.batch
         batch.cost_rows = cost_rows(batch, worker)
-        self._cost.observe(batch.key, batch.cost_rows, message.copy_s + message.run_s)
-        self._batcher.ran(batch, message.copy_s + message.run_s)
+        if not running.aside:  # whose time is not what a batch in its row takes
+            self._cost.observe(batch.key, batch.cost_rows, message.copy_s + message.run_s)
+            self._batcher.ran(batch, message.copy_s + message.run_s)
         nobody = sum(self._answer(answer, message, batch) for answer in message.answers)
         model = self._models.get(batch.key.model)
         if model is not None:
@@ -174,8 +176,7 @@ class Dispatcher(WorkerEvents):
     def worker_lost(self, worker: Worker) -> None:
         """What it held goes to another one; what waits stays, for a worker that comes back in time if need be."""
         self.lost_workers += 1
-        running = self.running.lost(worker)
-        suspects = {item.item for item in running.batch.items} if running is not None else set()
+        suspects = {item.item for each in self.running.lost(worker) for item in each.batch.items}
         self._models.count_workers(self._workers.with_model)
         for entry in self._inflight.lost(worker.holder):
             self._retry(entry.job, suspect=entry.job.queued.item in suspects)
@@ -235,9 +236,9 @@ class Dispatcher(WorkerEvents):
         alive = [work for work in works if not work.future.done()]
         if not alive:
             return True
-        number = self._next_batch
-        self._next_batch += 1
-        message = RunBatch(number, batch.key.model, [batch_item(work) for work in alive], batch.padded_rows)
+        number, self._next_batch = self._next_batch, self._next_batch + 1
+        aside = proves(alive)
+        message = RunBatch(number, batch.key.model, [batch_item(work) for work in alive], batch.padded_rows, aside)
         try:
             sent = self._workers.send(worker, message)
         except FrameTooBig:
@@ -250,7 +251,7 @@ class Dispatcher(WorkerEvents):
                 self._enqueue(work)
             return True
         expected_s = self._cost.predict(batch.key, cost_rows(batch, worker))
-        self.running.add(number, Running(batch, worker, now, expected_s))
+        self.running.add(number, Running(batch, worker, now, expected_s, aside))
         for work in alive:
             self._inflight.add(work.queued.item, work, worker.holder, work.lease.inputs + work.lease.outputs, now)
         return True

@@ -2,8 +2,8 @@
 
 from gateway.cost_model import CostModel, QueueKey
 from gateway.pauses import Pauses
-from gateway.running import RunningBatches
-from gateway.worker_client import WorkerClient
+from gateway.running import Busy, RunningBatches
+from gateway.worker_client import Worker, WorkerClient
 from shared.logs import get_logger
 
 SLOWER = 3
@@ -28,14 +28,21 @@ class Hangs:
     def kill(self, now_s: float, pauses: Pauses) -> None:
         """Kill each worker whose batch takes far longer than any before it; its supervisor brings a new one."""
         for worker in list(self._workers.workers()):
-            busy = self._running.busy(worker)
-            if busy is None or worker.overran:
+            if worker.overran:
                 continue
-            limit_s = self._limit_of(busy.key)
-            if pauses.age_s(busy.since_s, now_s) > limit_s:
-                worker.overran = True
-                log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
-                self._workers.kill(worker)
+            for busy in self._busy(worker):
+                limit_s = self._limit_of(busy.key)
+                if pauses.age_s(busy.since_s, now_s) > limit_s:
+                    worker.overran = True
+                    log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
+                    self._workers.kill(worker)
+                    break
+
+    def _busy(self, worker: Worker) -> list[Busy]:
+        """What it does in the row of its batches, and beside it."""
+        aside = [Busy(running.batch.key, running.sent_s) for running in self._running.aside(worker)]
+        busy = self._running.busy(worker)
+        return aside if busy is None else [*aside, busy]
 
     def _limit_of(self, key: QueueKey | None) -> float:
         if key is not None:

@@ -21,6 +21,8 @@ class Running(NamedTuple):
     sent_s: float
     expected_s: float
     """Seconds that the cost model predicted."""
+    aside: bool = False
+    """It proves a version, beside the others: it does not keep the worker from taking batches."""
 
 
 class Busy(NamedTuple):
@@ -42,10 +44,12 @@ class Ran(NamedTuple):
 class _Held:
     """One worker's batches, in the order in which it runs them."""
 
-    __slots__ = ("batches", "others_s", "progress_s")
+    __slots__ = ("aside", "batches", "others_s", "progress_s")
 
     def __init__(self) -> None:
         self.batches: dict[int, Running] = {}
+        self.aside: dict[int, Running] = {}
+        """Those that run beside them."""
         self.progress_s = NEVER_S
         """When it last answered."""
         self.others_s = 0.0
@@ -64,7 +68,7 @@ class _Held:
 
 
 class RunningBatches:
-    """Bookkeeping by worker; a worker runs its batches strictly in order. Used on the event loop only."""
+    """Bookkeeping by worker, which runs its batches strictly in order, but for those aside. On the event loop only."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, _Held] = {}
@@ -75,7 +79,8 @@ class RunningBatches:
     def add(self, number: int, running: Running) -> None:
         """A batch was sent."""
         identity = running.worker.identity
-        self._held.setdefault(identity, _Held()).batches[number] = running
+        held = self._held.setdefault(identity, _Held())
+        (held.aside if running.aside else held.batches)[number] = running
         self._worker_of[number] = identity
 
     def done(self, message: BatchDone, now_s: float) -> Running | None:
@@ -84,24 +89,32 @@ class RunningBatches:
         if identity is None:
             return None
         held = self._held[identity]
-        running = held.batches.pop(message.batch)
-        if running.worker.is_shared:
-            held.waited(running, message.started_s)
-        held.progress_s = now_s
+        running = held.aside.pop(message.batch, None)
+        if running is None:
+            running = held.batches.pop(message.batch)
+            if running.worker.is_shared:
+                held.waited(running, message.started_s)
+            held.progress_s = now_s
         name = running.worker.name
         before = self.ran.get(name, Ran(0, 0))
         self.ran[name] = Ran(before.batches + 1, before.rows + message.rows_run)
         return running
 
-    def lost(self, worker: Worker) -> Running | None:
-        """The worker is gone with everything it held; returns the batch that it was running, if it was one of ours."""
+    def lost(self, worker: Worker) -> list[Running]:
+        """The worker is gone with everything it held; returns the batches of ours that it was running."""
         held = self._held.pop(worker.identity, None)
         if held is None:
-            return None
-        for number in held.batches:
+            return []
+        for number in (*held.batches, *held.aside):
             del self._worker_of[number]
         doing = worker.doing()
-        return held.first() if doing is None else held.batches.get(doing.batch)
+        in_row = held.first() if doing is None else held.batches.get(doing.batch)
+        return [*held.aside.values(), *([] if in_row is None else [in_row])]
+
+    def aside(self, worker: Worker) -> list[Running]:
+        """The batches that the worker runs beside the others."""
+        held = self._held.get(worker.identity)
+        return list(held.aside.values()) if held is not None else []
 
     def count(self, worker: Worker) -> int:
         """Batches that the worker holds."""
@@ -110,7 +123,11 @@ class RunningBatches:
 
     def models(self) -> set[int]:
         """Models of which a worker holds a batch."""
-        return {running.batch.key.model for held in self._held.values() for running in held.batches.values()}
+        return {
+            running.batch.key.model
+            for held in self._held.values()
+            for running in (*held.batches.values(), *held.aside.values())
+        }
 
     def ends_s(self, worker: Worker) -> float:
         """When the worker should have nothing left to do (monotonic); in the past when it is idle or late."""

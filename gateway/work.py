@@ -6,6 +6,7 @@ from typing import NamedTuple
 from gateway.batcher import Batch, QueuedItem
 from gateway.drops import Drops, Point
 from gateway.leases import Lease
+from gateway.request import PROOF_PRIORITY
 from gateway.served import ServedModel
 from gateway.worker_client import Worker
 from shared.clock import now_s
@@ -77,6 +78,11 @@ def batch_item(work: Work) -> BatchItem:
         work.tensors,
         [slot.ref for slot in work.lease.outputs],
     )
+
+
+def proves(works: list[Work]) -> bool:
+    """Whether it is the first batch of a version, with nothing in it but the proof: it may run beside the others."""
+    return all(work.lease.terms.priority == PROOF_PRIORITY and work.model.proven_s == float("-inf") for work in works)
 
 
 def cost_rows(batch: Batch, worker: Worker) -> int:

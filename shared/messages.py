@@ -229,6 +229,8 @@ class RunBatch(Message, tag="run"):
     items: list[BatchItem]
     padded_rows: int
     """The allowed batch size that the rows are padded up to (where the device profits from it)."""
+    aside: bool = False
+    """The first batch of a version, which proves it: where the device can, it runs beside the others."""
 
 
 class CancelItems(Message, tag="cancel"):

@@ -12,6 +12,7 @@ from shared.clock import now_s
 from shared.logs import get_logger
 from shared.messages import PROTOCOL_VERSION, Hello
 from shared.transport import wait
+from workers.aside import Aside
 from workers.backends.base import Device, DeviceLost
 from workers.flight import Flight
 from workers.links import Links
@@ -57,7 +58,7 @@ class Worker:
         hello = Hello(PROTOCOL_VERSION, os.getpid(), name, device.name)
         self._links = Links(sockets, hello, device, pool, now_s)
         self._flight = Flight(device)
-        self._runs = Runs(self._links.sessions, self._flight, now_s)
+        self._runs = Runs(self._links.sessions, self._flight, Aside(device), now_s)
         self._runs.ran = pool.ran
         pool.users = _Users(self._links, self._runs)
 
@@ -97,7 +98,7 @@ class Worker:
             self._links.leave(session)
 
     def _wait(self) -> None:
-        watch = [*self._links.watched(), *self._flight.watch(), self._stop.fileno(), self._pool.fileno()]
+        watch = [*self._links.watched(), *self._runs.watch(), self._stop.fileno(), self._pool.fileno()]
         sleeps = [sleep_s for sleep_s in (self._links.sleep_s(), self._pool.sleep_s()) if sleep_s is not None]
         wait([session.link.dealer for session in self._links.sessions()], watch, min(sleeps, default=None))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from shared.board import ELSEWHERE, IDLE, Doing
 from shared.clock import Clock
+from workers.aside import Aside, Ran
 from workers.engine import BatchRun
 from workers.flight import Flight
 from workers.loaded import LoadedVersion
@@ -15,11 +16,12 @@ from workers.turns import Turns
 class Runs:
     """Between the sessions, where batches wait and can be cancelled, and the device. Used by the worker's loop only."""
 
-    def __init__(self, sessions: Callable[[], Sequence[Session]], flight: Flight, clock: Clock) -> None:
+    def __init__(self, sessions: Callable[[], Sequence[Session]], flight: Flight, aside: Aside, clock: Clock) -> None:
         """`sessions()`: of the gateways that are there now."""
         self._sessions = sessions
         self._flight = flight
         self._clock = clock
+        self._aside = aside
         self._turns: Turns[Session] = Turns()
         self._owners: deque[tuple[Session, LoadedVersion]] = deque()
         """Whose batches are under way, in the same order."""
@@ -33,6 +35,9 @@ class Runs:
         Raises DeviceLost.
         """
         began = False
+        for ran in self._aside.outcomes():
+            self._ran_aside(ran)
+            began = True
         while self._begin():
             began = True
         if self._flight.first_done():
@@ -42,17 +47,25 @@ class Runs:
 
     def running(self) -> list[LoadedVersion]:
         """The versions of the batches under way."""
-        return [loaded for _, loaded in self._owners]
+        return [loaded for _, loaded in self._owners] + self._aside.running()
+
+    def watch(self) -> tuple[int, ...]:
+        """Descriptors that become readable when `step` has something to do."""
+        return (*self._flight.watch(), self._aside.fileno())
 
     def finish_all(self) -> None:
         """Answer what is under way and begin nothing. Raises DeviceLost."""
         while len(self._flight):
             self._finish()
+        for ran in self._aside.finish():
+            self._ran_aside(ran)
 
     def forget(self, session: Session) -> None:
         """Its gateway is gone: afterwards the device does nothing for it any more. Raises DeviceLost."""
         while any(owner is session for owner, _ in self._owners):
             self._finish()
+        for ran in self._aside.finish(session):
+            self._ran_aside(ran)
         self._turns.forget(session)
 
     def _begin(self) -> bool:
@@ -62,12 +75,17 @@ class Runs:
             return False
         session = self._turns.next(list(waiting))
         loaded = waiting[session]
-        if not self._flight.admits(loaded):
+        # What is still aside has its later batches there, too: no version runs twice at the same time.
+        aside = self._aside.allowed and (session.next_is_aside() or loaded in self._aside.running())
+        if not aside and not self._flight.admits(loaded):
             return False
         self._turns.took(session)
         batch = session.next_batch()
         first = not len(self._flight)
         run = BatchRun(batch, loaded, session.link.arena, self._clock, session.cancelled)
+        if aside:
+            self._aside.start(session, run)
+            return True
         self._show(session, batch.batch)  # what ends the process from here on, is this one
         self._owners.append((session, loaded))
         self._flight.start(run)
@@ -87,6 +105,12 @@ class Runs:
         self.ran(loaded, done.rows_run)
         self._show_first()
         if done.rows_run:
+            self.worked()
+
+    def _ran_aside(self, ran: Ran) -> None:
+        ran.session.answer(ran.run.message, ran.done)
+        self.ran(ran.run.loaded, ran.done.rows_run)
+        if ran.done.rows_run:
             self.worked()
 
     def _show_first(self) -> None:

@@ -123,6 +123,10 @@ class Session:
         """The batch that `next_version` is about."""
         return self._batches.popleft()
 
+    def next_is_aside(self) -> bool:
+        """Whether that batch may run beside the others."""
+        return self._batches[0].aside
+
     def version(self, model: int) -> LoadedVersion | None:
         """The loaded version behind one of the gateway's numbers."""
         key = self._models.get(model)

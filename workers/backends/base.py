@@ -135,6 +135,8 @@ class Device(abc.ABC):
     """What torch calls it, or plain words."""
     memory: DeviceMemory = HostMemory()
     """Where its models are."""
+    runs_aside: bool = True
+    """Whether two threads may run batches of two versions at the same time."""
 
     def enter_thread(self) -> None:  # noqa: B027 - most devices need nothing
         """Called by a thread that is about to load onto the device."""

@@ -47,6 +47,7 @@ class TorchDevice(Device):
         self.device = device
         self.name = str(device)
         self.is_cuda = device.type == "cuda"
+        self.runs_aside = not self.is_cuda  # one stream, and a proof takes it for milliseconds only
         self.streams: Streams | None = None
         """Where it works beside the host."""
 

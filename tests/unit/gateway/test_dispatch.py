@@ -1,19 +1,23 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from gateway import dispatch as dispatch_module
 from gateway import work as work_module
 from gateway.pauses import Pauses
+from gateway.request import PROOF_PRIORITY
+from gateway.served import Terms
 from gateway.worker_client import Worker, WorkerClient
 from shared.clock import FOREVER_S
 from shared.errors import DeadlineExceeded, InvalidInput, NotReady, ProcessLost, TooLarge
 from shared.messages import BatchDone, CancelItems, Failure, ItemAnswer, ModelFailed, RunBatch
+from shared.pipeline import RawInput
 from shared.settings import WorkerSettings
 from shared.transport import FrameTooBig
 from tests.support.dispatch_bench import Bench
-from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
+from tests.support.gateway_parts import FakeRouter, connect_worker, done, served, welcome
 
 LIMIT_S = 5.0
 
@@ -36,6 +40,27 @@ async def test_what_one_turn_of_the_loop_brings_shares_a_batch(bench: Callable[.
         b.dispatch.submit(model, [], lease, FOREVER_S)
     await asyncio.sleep(0)
     assert [len(batch.items) for batch in b.router.batches()] == [3]
+
+
+async def test_a_proof_runs_beside_the_others_until_its_version_is_proven(bench: Callable[..., Bench]) -> None:
+    new, serves = served(number=1), served(number=2)
+    b = bench(new, serves)
+    worker = connect_worker(b.workers, 1, 2)
+    for proven in (False, True):
+        proof = await b.leases.acquire(new, RawInput(kind="text"), Terms(FOREVER_S, PROOF_PRIORITY))
+        proof.prepared()
+        await b.queue(new, [], proof)
+        (batch,) = b.router.batches()
+        assert (batch.model, batch.aside) == (1, not proven)
+        assert b.dispatch.outstanding(worker) == (1 if proven else 0)
+        before_s = new.batch_s(1)
+        b.workers.on_message(worker.identity, msgspec.structs.replace(done(batch), run_s=9.0))
+        assert (new.batch_s(1) > before_s) == proven, "how long it takes aside says nothing of its row"
+        b.router.sent.clear()
+        await b.submit(serves)
+        assert not b.router.batches()[0].aside
+        b.answer(worker, b.router.batches()[0])
+        b.router.sent.clear()
 
 
 async def test_company_that_is_being_prepared_is_waited_for(bench: Callable[..., Bench]) -> None:

@@ -37,9 +37,16 @@ def batch(key: QueueKey = KEY) -> Batch:
     return Batch(key, [QueuedItem(1, key, 1, FOREVER_S, 0.0)], 1, 1)
 
 
-def sent(running: RunningBatches, worker: Worker, *numbers: int, at_s: float = 0.0, key: QueueKey = KEY) -> None:
+def sent(
+    running: RunningBatches,
+    worker: Worker,
+    *numbers: int,
+    at_s: float = 0.0,
+    key: QueueKey = KEY,
+    aside: bool = False,
+) -> None:
     for number in numbers:
-        running.add(number, Running(batch(key), worker, at_s, 0.1))
+        running.add(number, Running(batch(key), worker, at_s, 0.1, aside))
 
 
 def done(number: int, started_s: float) -> BatchDone:
@@ -120,14 +127,38 @@ def test_only_what_the_worker_ran_is_suspected_of_its_death(
     sent(running, shared, 1, 2)
     board.write("worker-0", Doing(doing, 1.0))
     lost = running.lost(shared)
-    assert (lost is not None) == ran
+    assert bool(lost) == ran
     assert len(running) == 0
 
 
 def test_without_a_record_the_first_one_sent_is_taken_to_have_run() -> None:
     running, worker = RunningBatches(), Worker(b"worker-0.1", HELLO, 1)
     sent(running, worker, 1, 2)
-    assert running.lost(worker) is not None
+    assert len(running.lost(worker)) == 1
+
+
+def test_a_batch_aside_keeps_its_worker_from_nothing_and_is_suspected_all_the_same(
+    shared: Worker, board: Board
+) -> None:
+    running = RunningBatches()
+    sent(running, shared, 1, aside=True)
+    assert (running.count(shared), running.busy(shared), running.models()) == (0, None, {KEY.model})
+    sent(running, shared, 2)
+    assert running.count(shared) == 1
+    assert killed_at(LIMIT_S + 0.1, running, shared) == ["worker-0"], "it hangs as any other"
+    board.write("worker-0", Doing(IDLE, 1.0))
+    assert [each.aside for each in running.lost(shared)] == [True]
+    assert len(running) == 0
+
+
+def test_the_answer_to_a_batch_aside_says_nothing_of_the_row(shared: Worker) -> None:
+    running = RunningBatches()
+    sent(running, shared, 1, aside=True)
+    sent(running, shared, 2)
+    before_s = running.ends_s(shared)
+    assert running.done(done(1, started_s=5.0), 5.1) is not None
+    assert running.ends_s(shared) == before_s
+    assert running.others_s() == 0.0
 
 
 def test_our_batch_hangs_from_when_it_began(shared: Worker, board: Board) -> None:

@@ -12,6 +12,7 @@ from shared.messages import BatchDone, RunBatch
 from shared.tensors import as_array
 from tests.support.fake_streams import FakeDevice, FakeStreams
 from tests.support.worker_parts import ToyPipeline, TwoSidedArena, batch, item, loaded
+from workers.aside import Aside
 from workers.backends.stream_runner import StreamRunner
 from workers.flight import Flight
 from workers.model_pool import LoadedVersion
@@ -32,6 +33,9 @@ class Session:
 
     def next_version(self) -> LoadedVersion | None:
         return self._version if self.waiting else None
+
+    def next_is_aside(self) -> bool:
+        return self.waiting[0].aside
 
     def next_batch(self) -> RunBatch:
         return self.waiting.popleft()
@@ -68,7 +72,7 @@ def test_the_next_batch_is_staged_behind_the_running_one_whoever_sent_it(arena: 
     device = FakeDevice(streams)
     version = loaded(StreamRunner(Twice(), ToyPipeline(), device, "fp32", 0))
     first, second = Session(version, arena, one(1), one(2)), Session(version, arena, one(11), one(12))
-    runs = Runs(lambda: [first, second], Flight(device), lambda: streams.now_s)  # type: ignore[list-item,return-value]  # fakes
+    runs = Runs(lambda: [first, second], Flight(device), Aside(device), lambda: streams.now_s)  # type: ignore[list-item,return-value]  # fakes
     assert runs.step()
     assert not runs.step(), "both lanes are taken, and nothing is done"
     assert [len(first.waiting), len(second.waiting)] == [1, 1], "one of each"
@@ -97,7 +101,7 @@ def test_a_gateway_that_leaves_is_let_go_of_when_its_rows_are_no_longer_read(are
     version = loaded(StreamRunner(Twice(), ToyPipeline(), device, "fp32", 0))
     stays, leaves = Session(version, arena, one(1)), Session(version, arena, one(11))
     sessions = [stays, leaves]
-    runs = Runs(lambda: sessions, Flight(device), lambda: streams.now_s)  # type: ignore[list-item,return-value,arg-type]  # fakes
+    runs = Runs(lambda: sessions, Flight(device), Aside(device), lambda: streams.now_s)  # type: ignore[list-item,return-value,arg-type]  # fakes
     runs.step()
     runs.forget(leaves)  # type: ignore[arg-type]  # a fake
     assert streams.now_s >= streams.of("computing", "call")[-1].end_s

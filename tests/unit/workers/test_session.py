@@ -26,6 +26,7 @@ from shared.messages import (
 from shared.model_config import revision_of
 from shared.transport import SEND_LIMIT_S, FrameTooBig
 from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
+from workers.aside import Aside
 from workers.backends.base import NoDevice
 from workers.flight import Flight
 from workers.model_pool import Key, LoadedVersion, News
@@ -145,7 +146,7 @@ class Bench:
         self.pool = pool or Pool(loaded(FakeRunner()))
         self.clock = Clock()
         self.sessions: list[Session] = []
-        self.runs = Runs(lambda: self.sessions, Flight(NoDevice()), self.clock)
+        self.runs = Runs(lambda: self.sessions, Flight(NoDevice()), Aside(NoDevice()), self.clock)
 
     def join(self, dealer: Dealer) -> Session:
         link: Any = Link("worker-0", Greeting(dealer), dealer, self.arena.attached, Board())  # type: ignore[arg-type]  # fakes

@@ -1,0 +1,93 @@
+"""The first batch of a version, run beside everybody else's: it proves the version, and nobody waits for it.
+
+On a CPU one pass of a new network may take as long as many batches of a small one, which would all wait behind it.
+"""
+
+import os
+import queue
+import threading
+from typing import NamedTuple
+
+from shared.messages import BatchDone
+from workers.backends.base import Device
+from workers.engine import BatchRun
+from workers.loaded import LoadedVersion
+from workers.pace import step_back
+from workers.session import Session
+
+
+class Ran(NamedTuple):
+    """A batch that has been run, and whose it is."""
+
+    session: Session
+    run: BatchRun
+    done: BatchDone
+
+
+class Aside:
+    """One at a time, on a thread of its own with a loader's priority. Its methods are for the loop."""
+
+    def __init__(self, device: Device) -> None:
+        self.allowed = device.runs_aside
+        """Otherwise all batches run in their row."""
+        self._device = device
+        self._jobs: queue.SimpleQueue[tuple[Session, BatchRun]] = queue.SimpleQueue()  # at most one a version
+        self._under_way: dict[BatchRun, Session] = {}
+        self._outcomes: queue.SimpleQueue[Ran | BaseException] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+
+    def fileno(self) -> int:
+        """Becomes readable when `outcomes` has something."""
+        return self._wake
+
+    def start(self, session: Session, run: BatchRun) -> None:
+        """Run a batch of a version that runs no other one meanwhile; it is among the outcomes later."""
+        self._under_way[run] = session
+        self._jobs.put((session, run))
+        if self._thread is None:  # a daemon: a pass that hangs must not keep the process from ending
+            self._thread = threading.Thread(target=self._work, name="aside", daemon=True)
+            self._thread.start()
+
+    def running(self) -> list[LoadedVersion]:
+        """The versions with a batch here."""
+        return [run.loaded for run in self._under_way]
+
+    def outcomes(self) -> list[Ran]:
+        """What has come about since the last call. Never blocks. Raises DeviceLost."""
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return []
+        found = []
+        while not self._outcomes.empty():
+            found.append(self._taken(self._outcomes.get()))
+        return found
+
+    def finish(self, session: Session | None = None) -> list[Ran]:
+        """Wait until nothing of a gateway is under way, or nothing at all, and give all outcomes. Raises DeviceLost."""
+        found = []
+        while session in self._under_way.values() if session is not None else self._under_way:
+            found.append(self._taken(self._outcomes.get()))
+        return found
+
+    def _taken(self, outcome: Ran | BaseException) -> Ran:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        del self._under_way[outcome.run]
+        return outcome
+
+    def _work(self) -> None:
+        step_back()
+        self._device.enter_thread()
+        while True:
+            session, run = self._jobs.get()
+            try:
+                run.start()
+                self._outcomes.put(Ran(session, run, run.finish()))
+            except BaseException as error:  # noqa: BLE001 - as on the loop, where it ends the process
+                self._outcomes.put(error)
+            os.eventfd_write(self._wake, 1)
+
+    def __repr__(self) -> str:
+        return f"<Aside {[run.message.batch for run in self._under_way]}>"
