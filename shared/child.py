@@ -8,18 +8,14 @@ import argparse
 import atexit
 import contextlib
 import ctypes
-import errno
 import gc
 import logging
 import os
-import random
 import resource
 import select
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, Self
@@ -33,10 +29,6 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LENGTH = 4
 """Bytes before each message on the ready pipe: its length, little endian."""
-
-_AUTOGROUP_WAITS_S = (0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 0.8)
-"""Between tries, each more or less by half: one process gets through each 0.1 s, so a pool of 40 needs these 4 s."""
-_NOT_GIVING_WAY = "this process's session can't give way to the others: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +47,7 @@ def bind_to_parent(parent_pid: int | None) -> None:
     """
     if parent_pid is None:
         return
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a log line must not stop it, whatever the terminal's settings
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise StartupError(ExitCode.INTERNAL, f"prctl failed: {os.strerror(ctypes.get_errno())}")
@@ -232,48 +225,11 @@ def keep_freed_memory(block_bytes: int, heap_bytes: int, *, one_arena: bool = Fa
 def give_way(nice: int) -> None:
     """Let the other processes of the server go first when all want the CPU: 0 (as everybody) to 19 (what is left).
 
-    Where the kernel schedules sessions instead of processes (autogroups: each of our processes has a session of its
-    own), the session's value counts, so both are set. Unless it is privileged, one process of the whole system may set
-    a session's value each 100 ms, and those of a pool start together: who comes too late is tried again by a thread of
-    its own, for some seconds. Says so in the log when the value can't be set.
+    Holds among the processes of one control group and, where the kernel shares the cores out by session (autogroups),
+    of one session: whoever starts processes here starts them in its own (`shared.supervision`).
     """
-    if nice <= 0:
-        return
-    os.nice(nice)
-    if not _session_gives_way(nice):
-        threading.Thread(target=_session_gives_way_later, args=(nice,), name="give-way", daemon=True).start()
-
-
-def _session_gives_way(nice: int) -> bool:
-    """False: not now."""
-    try:
-        _write_autogroup(str(nice).encode("ascii"))
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
-        pass  # a kernel without autogroups
-    except OSError as error:
-        # EINVAL: the session has no group of its own (autogroups are off, or the kernel could make none), so that the
-        # process's own value counts, which is set.
-        if error.errno != errno.EINVAL:
-            _log.warning(_NOT_GIVING_WAY, error.strerror)
-    return True
-
-
-def _session_gives_way_later(nice: int) -> None:
-    for wait_s in _AUTOGROUP_WAITS_S:
-        time.sleep(wait_s * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who met do not meet again
-        if _session_gives_way(nice):
-            return
-    _log.warning(_NOT_GIVING_WAY, "others were setting theirs each time")
-
-
-def _write_autogroup(value: bytes) -> None:
-    fd = os.open("/proc/self/autogroup", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value)
-    finally:
-        os.close(fd)
+    if nice > 0:
+        os.nice(nice)
 
 
 def collect_garbage_rarely() -> None:

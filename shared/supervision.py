@@ -1,8 +1,9 @@
 """Starting and watching child processes. Used by the supervisor and by the gateway for its pool.
 
 A child's death is known at once and for certain from its pidfd; no heartbeat, no signal handler. Children are started
-by `posix_spawn`/`vfork` through subprocess (never a plain fork: gRPC and CUDA do not survive one), in a session of
-their own, so that Ctrl-C in a terminal reaches only the supervisor, which then stops them in order.
+by `posix_spawn`/`vfork` through subprocess (never a plain fork: gRPC and CUDA do not survive one), in a process group
+of their own, so that Ctrl-C in a terminal reaches only the supervisor, which then stops them in order. Not in a session
+of their own: where the kernel shares the cores out by session, no process could give way to another one.
 """
 
 import asyncio
@@ -99,7 +100,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*pass_fds, theirs),
                 env=env,
-                start_new_session=True,
+                process_group=0,
             )
         except OSError:
             os.close(ready)

@@ -49,7 +49,8 @@ class Watched:
 async def test_ready_then_an_orderly_stop() -> None:
     watched = Watched((*FAKE, "child"))
     assert await watched.message() == ProcessReady("child", str(watched.child.pid))
-    assert os.getsid(watched.child.pid) == watched.child.pid, "Ctrl-C must not reach children"
+    assert os.getpgid(watched.child.pid) == watched.child.pid, "Ctrl-C must not reach children"
+    assert os.getsid(watched.child.pid) == os.getsid(0), "else none of them could give way to another"
     watched.child.terminate()
     assert await watched.exit_code() == 0
     assert repr(watched.child) == f"<Child child pid={watched.child.pid} exit_code=0>"

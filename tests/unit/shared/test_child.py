@@ -1,5 +1,4 @@
 import atexit
-import errno
 import os
 import resource
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from shared import child
 from shared.child import Announcer, StopSignal, give_way, limit_library_threads, raise_file_limit, run_main
 from shared.errors import ExitCode, StartupError
 from shared.messages import ProcessFailed, ProcessReady, ToSupervisor
@@ -183,71 +181,9 @@ def test_the_end_runs_exit_hooks_and_waits_for_no_thread() -> None:
     assert (done.returncode, done.stdout) == (7, b"hook\n")
 
 
-class Autogroup:
-    """The kernel's file: refuses in order, then takes what is written."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *refusals: OSError) -> None:
-        self.refusals = list(refusals)
-        self.tries = 0
-        self.written: list[bytes] = []
-        self.niceness: list[int] = []
-        monkeypatch.setattr(child, "_write_autogroup", self._write)
-        monkeypatch.setattr(child, "_AUTOGROUP_WAITS_S", (0.0,) * 5)
-        monkeypatch.setattr(os, "nice", self.niceness.append)
-
-    def _write(self, value: bytes) -> None:
-        self.tries += 1
-        if self.refusals:
-            raise self.refusals.pop(0)
-        self.written.append(value)
-
-
-def too_soon() -> BlockingIOError:
-    return BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-
-def give_way_to_the_end(nice: int) -> None:
+@pytest.mark.parametrize(("nice", "asked"), [(0, []), (10, [10])])
+def test_who_is_told_to_gives_way(monkeypatch: pytest.MonkeyPatch, nice: int, asked: list[int]) -> None:
+    niceness: list[int] = []
+    monkeypatch.setattr(os, "nice", niceness.append)
     give_way(nice)
-    for thread in threading.enumerate():
-        if thread.name == "give-way":
-            thread.join(10.0)
-            assert not thread.is_alive()
-
-
-def test_who_may_not_set_its_sessions_value_yet_tries_again_beside_its_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    autogroup = Autogroup(monkeypatch, *(too_soon() for _ in range(4)))
-    starter = threading.get_ident()
-    slept: list[int] = []
-    monkeypatch.setattr(time, "sleep", lambda _: slept.append(threading.get_ident()))
-    give_way_to_the_end(10)
-    assert (autogroup.niceness, autogroup.written, autogroup.tries) == ([10], [b"10"], 5)
-    assert len(slept) == 4
-    assert starter not in slept, "the start does not wait"
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("refusals", "said"),
-    [
-        ([too_soon() for _ in range(50)], "others were setting theirs"),
-        ([OSError(errno.EACCES, "Permission denied")], "Permission denied"),
-        ([FileNotFoundError(errno.ENOENT, "no autogroups")], ""),
-        ([OSError(errno.EINVAL, "Invalid argument")], ""),  # in the root group, which has no value of its own
-    ],
-)
-def test_a_session_that_can_not_give_way_is_told_once_unless_there_are_none(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusals: list[OSError], said: str
-) -> None:
-    autogroup = Autogroup(monkeypatch, *refusals)
-    give_way_to_the_end(10)
-    assert autogroup.written == []
-    assert [said in record.getMessage() for record in caplog.records] == ([True] if said else [])
-    assert autogroup.tries <= 6
-
-
-def test_nobody_gives_way_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    autogroup = Autogroup(monkeypatch)
-    give_way_to_the_end(0)
-    assert (autogroup.niceness, autogroup.tries) == ([], 0)
+    assert niceness == asked
