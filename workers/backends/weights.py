@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
+import torch
 from torch import Tensor, nn
 
 from workers.backends.base import LoadFailed
@@ -21,13 +22,20 @@ _SHOWN_KEYS = 3
 
 
 def fill(network: nn.Module, path: Path, name: str) -> None:
-    """Copy all weights; keys and shapes must match exactly. `name` is the model's. Raises LoadFailed."""
+    """Copy all weights; keys, shapes and kinds of numbers must match. `name` is the model's. Raises LoadFailed.
+
+    Floating-point numbers of any width become those of the network; whole numbers in their place were quantised or
+    saved by mistake, and would be copied without a word.
+    """
     told = f"model {name}: {path.name}"
     try:
         with safetensors.safe_open(path, "pt") as file:
-            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no mapping
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            shapes = {key: tuple(part.get_shape()) for key, part in parts.items()}
+            dtypes = {key: str(part.get_dtype()) for key, part in parts.items()}
         own = network.state_dict()
         _compare({key: tuple(tensor.shape) for key, tensor in own.items()}, shapes, name)
+        _compare_kinds({key: tensor.dtype for key, tensor in own.items()}, dtypes, name)
         for keys in _groups(own):
             with safetensors.safe_open(path, "pt") as file:
                 network.load_state_dict({key: file.get_tensor(key) for key in keys}, strict=False)
@@ -62,6 +70,21 @@ def _compare(own: dict[str, tuple[int, ...]], given: dict[str, tuple[int, ...]],
             f"model {name}: weight {key} has shape {list(given[key])}, the network wants "
             f"{list(own[key])} ({len(wrong)} of {len(own)} differ)"
         )
+
+
+def _compare_kinds(own: dict[str, torch.dtype], given: dict[str, str], name: str) -> None:
+    wrong = [key for key in sorted(own) if _is_floating(given[key]) != own[key].is_floating_point]
+    if wrong:
+        key = wrong[0]
+        raise LoadFailed(
+            f"model {name}: weight {key} is {given[key]} in the file, the network wants "
+            f"{str(own[key]).removeprefix('torch.')} ({len(wrong)} of {len(own)} differ)"
+        )
+
+
+def _is_floating(dtype: str) -> bool:
+    """Of the names that safetensors uses: F32, F8_E4M3, BF16, …"""
+    return dtype.startswith(("F", "BF"))
 
 
 def _some(keys: list[str]) -> str:

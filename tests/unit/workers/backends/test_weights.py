@@ -93,3 +93,18 @@ def test_truncated_and_lying_files_are_one_sentence(tmp_path: Path) -> None:
     assert "can't be read as safetensors" in _refused(path)
     path.unlink()
     assert "can't be read (" in _refused(path)
+
+
+def test_whole_numbers_in_place_of_floating_point_ones_are_refused_with_the_key(tmp_path: Path) -> None:
+    for dtype, word in ((torch.int64, "I64"), (torch.int8, "I8"), (torch.bool, "BOOL")):
+        file = tmp_path / "w.safetensors"
+        safetensors.torch.save_file({"weight": torch.zeros(2, 2).to(dtype), "bias": torch.zeros(2)}, file)
+        text = f"model m: weight weight is {word} in the file, the network wants float32 (1 of 2 differ)"
+        assert _refused(file) == text
+
+
+def test_floating_point_numbers_in_place_of_whole_ones_are_refused_with_the_key(tmp_path: Path) -> None:
+    given = {key: tensor.float() for key, tensor in nn.BatchNorm2d(4).state_dict().items()}
+    safetensors.torch.save_file(given, tmp_path / "w.safetensors")
+    with pytest.raises(LoadFailed, match=r"weight num_batches_tracked is F32 in the file, the network wants int64"):
+        weights.fill(nn.BatchNorm2d(4), tmp_path / "w.safetensors", "m")
