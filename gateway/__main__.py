@@ -36,6 +36,8 @@ from gateway.everywhere import Everywhere
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
 from gateway.gate import Gate
+from gateway.generation_driver import Generation
+from gateway.generation_metrics import GenerationMetrics
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.lives import Knit, Lives
@@ -97,8 +99,7 @@ class Gateway:
         """Builds; starts nothing. `settings`: this gateway's share. Raises StartupError."""
         models, broken = served_models(settings)
         count = settings.gateway.processes
-        self.settings = settings
-        self.name = gateway_role(index)
+        self.settings, self.name = settings, gateway_role(index)
         self.generation = secrets.randbits(63)
         self.pauses = Pauses()
         private = runtime.private(self.generation, index)
@@ -127,6 +128,7 @@ class Gateway:
         door = Door(self.admission, self.forecast, quarantine)
         self.gate = Gate(self.admission, self.forecast, self.metrics)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
+        self.texts = self.flow.generation = Generation(self.workers, settings.worker, self.metrics.drops, count)
         self.welcomer = Welcomer(
             runtime.gateway_socket(index), self.arena.fd, self.workers.on_hello, self.workers.on_lost
         )
@@ -137,7 +139,7 @@ class Gateway:
             cost=cost,
             dispatch=self.dispatch,
             forecast=self.forecast,
-            inflight=(work, jobs),
+            inflight=(work, jobs, self.texts.held),
             leases=leases,
             metrics=self.metrics,
             pool=self.pool,
@@ -147,7 +149,7 @@ class Gateway:
             workers=self.workers,
         )
         row_caps = RowCaps(routing.models, self.dispatch.configure)
-        self.workers.connect([row_caps, self.dispatch, self.readiness])
+        self.workers.connect([row_caps, self.dispatch, self.texts, self.readiness])
         self.dispatch.drops, self.outcomes.refused_unread = self.metrics.drops, self.metrics.unread
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
@@ -177,10 +179,10 @@ class Gateway:
 
     def _show(self, parts: Parts) -> None:
         """Put everything that the parts know of themselves on `/metrics` and `/debug`."""
-        lives = LivesShown(self.lives, self.workers)
+        lives, generation = LivesShown(self.lives, self.workers), GenerationMetrics(self.metrics, self.texts)
         export(parts)
         lives.export(self.metrics)
-        self.readiness.connect(self.flow, lambda: parts.describe() | lives.describe())
+        self.readiness.connect(self.flow, lambda: parts.describe() | lives.describe() | generation.describe())
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:
         """Serve until asked to stop. Ports come first, so that one in use ends the start before anything else runs.
@@ -232,6 +234,7 @@ class Gateway:
         self.processes.tick(self.pauses)
         self.pool.tick(self.settings.pool.job_limit_ms / 1000, self.pauses)
         self.dispatch.tick(self.pauses)
+        self.texts.tick(self.pauses)
         self.readiness.tick()
         self.lives.versions.tidy()
         self.forecast.tick(now_s())

@@ -82,7 +82,7 @@ def served_model(
     state = ModelState(found.name, found.version, "no_worker", NO_WORKER, on_demand=found.config.load == "on_demand")
     model = ServedModel(number, state, load_pipeline(found, torch_allowed=False), limits)
     model.config = found.config_bytes
-    model.cached = found.config.cache
+    model.cached = found.config.cache and not model.pipeline.generates  # a text is drawn anew each time
     own_code = code_digest(found.folder) if ":" in found.config.pipeline else ""
     model.preprocessing = preprocessing_digest(found.config, own_code, found.labels())
     return model

@@ -8,6 +8,7 @@
     prepare   pool_client.py             a pool process decodes straight into the slot
     batch     dispatch.py, batcher.py    company, never past what the deadline allows
     run       worker_client.py           one forward pass for the whole batch
+    generate  generation_driver.py       or, of a model of texts: token by token, beside the others that are under way
     finish    finish.py, pool_client.py  labels, boxes, text
     reply     api/                       result and stage times; leaving the blocks gave back permit and slots
 
@@ -21,13 +22,16 @@ from typing import NamedTuple, TypeAlias
 
 from gateway.admission import Admission
 from gateway.cache import Digests
+from gateway.collect import Results, Tasks, collect, running
 from gateway.dispatch import Dispatcher
 from gateway.drops import Point
 from gateway.finish import Finisher
 from gateway.forecast import Forecast, Place
+from gateway.generation_driver import Generation
+from gateway.generation_job import prompt_of
 from gateway.leases import Lease, Leases
 from gateway.metrics import MeasuredRequest, Metrics
-from gateway.pieces import Pieces, at, joined, kind_of, pieces_of, rows_of
+from gateway.pieces import Pieces, kind_of, pieces_of, rows_of
 from gateway.pool_client import PoolClient
 from gateway.prepare import prepare
 from gateway.quarantine import Quarantine, digest_of
@@ -37,16 +41,13 @@ from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.underway import Coming, Underway
 from shared.clock import now_s
-from shared.errors import Code, DeadlineExceeded, HeadraceError, LostTwice, NotReady
+from shared.errors import Code, DeadlineExceeded, HeadraceError, InvalidInput, LostTwice, NotReady
 from shared.messages import Prepared
 from shared.pipeline import Options, RawInput
-from shared.results import Result
+from shared.results import Result, Text
 from shared.settings_base import CacheSettings
 
 Load: TypeAlias = Callable[[ServedModel], Awaitable[None]]
-Results: TypeAlias = list[Result | HeadraceError]
-Tasks: TypeAlias = "list[asyncio.Task[list[Result]]]"
-"""The items of one input, under way."""
 
 
 class Door(NamedTuple):
@@ -76,6 +77,8 @@ class Flow:
         self._dispatch = dispatch
         self._metrics = metrics
         self._finisher = Finisher(pool)
+        self.generation: Generation
+        """What runs models of texts; set by the composition."""
         self.load: Load
         """Waits until a version that is loaded on demand can run; set by the composition."""
         self.reuse = Reuse(CacheSettings())
@@ -93,7 +96,7 @@ class Flow:
                 results = await self._answered_by(model, request, measured, digests)
             except NotReady:  # a canary that could not be loaded: its callers did not choose it
                 instead = self._routing.instead(model, request.version)
-                if instead is None:
+                if instead is None or request.times.first_s:  # a text that has begun can't begin anew
                     raise
                 model = instead
                 results = await self._answered_by(model, request, measured, digests)
@@ -105,6 +108,8 @@ class Flow:
     ) -> Results:
         """From the version that it was sent to on."""
         measured.routed(model)
+        if request.write is not None and not model.pipeline.generates:
+            raise InvalidInput(f"model {model.name!r} generates no text; ask it by Predict")
         question = Question(model, request, model.pipeline.parse_options(request.options), digests)
         request.times.version = model.version
         results = None if question.is_large else await self.reuse.look(question)
@@ -133,6 +138,8 @@ class Flow:
     async def _computed(self, question: Question, measured: MeasuredRequest) -> Results:
         """What the forecast promises in time, computed."""
         model, request = question.model, question.request
+        if model.pipeline.generates:
+            return await self._generated(question, measured)
         admitted_s = now_s()
         place = Place(request.priority, request.deadline_s)
         promise = self._forecast.check(model, measured.rows, request.deadline_s - admitted_s, place)
@@ -147,6 +154,16 @@ class Flow:
             raise
         self._forecast.answered(model, promise, now_s() - admitted_s)
         return results
+
+    async def _generated(self, question: Question, measured: MeasuredRequest) -> Results:
+        """Texts that may begin in time, generated; one is handed over while it grows if that is wanted."""
+        model, request, admitted_s = question.model, question.request, now_s()
+        terms = Terms(request.deadline_s, request.priority, request.late_s, question.digests, reuse=request.reuse)
+        terms.write = request.write
+        self.generation.check(model, question.options, measured.rows, terms)
+        measured.terms = terms
+        request.times.admit_s = admitted_s - request.arrived_s
+        return await self.all(model, measured.pieces, request, question.options, terms)
 
     async def all(
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms
@@ -177,13 +194,13 @@ class Flow:
                 ]
             )
         try:
-            return await _collect(tasks, partial=request.partial_results)
+            return await collect(tasks, partial=request.partial_results)
         except HeadraceError as error:
             terms.ended = error.code
             raise
         finally:
             request.times.slowest_of(times)
-            for task in _running(tasks):
+            for task in running(tasks):
                 task.cancel()  # those still running when one input failed the whole request
 
     async def item(
@@ -191,6 +208,8 @@ class Flow:
     ) -> list[Result]:
         """One item, and the memory of those that end processes. Raises HeadraceError."""
         try:
+            if model.pipeline.generates:
+                return [await self._text(model, raw, options, terms, times)]
             return await self._item(model, raw, options, terms, times)
         except HeadraceError as error:
             times.ended_workers += isinstance(error, LostTwice)
@@ -225,6 +244,22 @@ class Flow:
             times.finish_s = now_s() - ran_s
         return results
 
+    async def _text(self, model: ServedModel, raw: RawInput, options: Options, terms: Terms, times: StageTimes) -> Text:
+        """One prompt, from the caller's bytes to its text."""
+        asked_s = now_s()
+        self._quarantine.check(model.number, raw, asked_s)
+        with (
+            Underway(model, raw.rows, terms, self._metrics.drops) as underway,
+            self.generation.enter(model, options, terms) as job,
+        ):
+            with await self._leases.acquire(model, raw, terms) as lease:  # its tokens are few bytes: no slot is kept
+                prepared = await self._prepared(lease, raw, options, terms.deadline_s)
+                job.prompt = prompt_of(prepared.tensors, lease.arena_memory)
+            underway.prepared(prepared.elapsed_s)
+            times.prepare_s = prepared.elapsed_s
+            times.wait_s = now_s() - asked_s - prepared.elapsed_s
+            return await self.generation.run(job, times, asked_s)
+
     async def _prepared(self, lease: Lease, raw: RawInput, options: Options, deadline_s: float) -> Prepared:
         """The item's tensors, kept from before or made by a pool process."""
         key = await self.reuse.prepared_key(lease, raw, options)
@@ -233,33 +268,3 @@ class Flow:
             prepared = await prepare(self._pool, lease, raw, options, deadline_s)
             self.reuse.keep_prepared(key, prepared, self._leases.memory)
         return prepared
-
-
-def _running(tasks: "list[Tasks | HeadraceError]") -> "list[asyncio.Task[list[Result]]]":
-    return [task for items in tasks if isinstance(items, list) for task in items]
-
-
-async def _collect(tasks: "list[Tasks | HeadraceError]", *, partial: bool) -> Results:
-    """One result per input, in order. Without `partial` the first failure in time ends the request."""
-    when = asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION
-    await asyncio.wait(_running(tasks), return_when=when)
-    results: list[Result | HeadraceError] = []
-    failures: list[HeadraceError] = []
-    for index, items in enumerate(tasks):
-        error = items if isinstance(items, HeadraceError) else _failure_of(items)
-        if isinstance(error, HeadraceError):
-            failures.append(at(index, error) if len(tasks) > 1 else error)
-            results.append(failures[-1])
-        elif error is not None:
-            raise error
-        elif isinstance(items, list) and all(item.done() for item in items):
-            results.append(joined([item.result() for item in items]))
-    if failures and (not partial or len(failures) == len(tasks)):
-        raise failures[0]
-    return results
-
-
-def _failure_of(items: "Tasks") -> BaseException | None:
-    """The first failure; all are looked at, or asyncio would complain of those that nobody saw."""
-    failures = [item.exception() for item in items if item.done()]
-    return next((failure for failure in failures if failure is not None), None)

@@ -68,6 +68,10 @@ class InFlight(Generic[Job]):
             return self._entries[number]
         return None
 
+    def of(self, holder: str) -> list[Job]:
+        """What the holder has, oldest first."""
+        return [self._entries[number].job for number in self._held.get(holder, ())]
+
     def count(self, holder: str) -> int:
         """How many jobs the holder has."""
         return len(self._held.get(holder, ()))

@@ -5,10 +5,11 @@ from typing import NamedTuple, Protocol
 
 from gateway.admission import Admission
 from gateway.batcher import Batch
+from gateway.collect import Results
 from gateway.cost_model import CostModel
 from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
-from gateway.flow import Flow, Results
+from gateway.flow import Flow
 from gateway.judge import Judge
 from gateway.metrics import MeasuredRequest, Metrics
 from gateway.model_control import ModelControl
@@ -61,7 +62,7 @@ class Lives:
         self._routing = routing
         self._metrics = knit.metrics
         self.versions = Versions(settings, routing, knit.dispatch, knit.pool, knit.workers)
-        self.versions.connect(knit.readiness, [forget])
+        self.versions.connect(knit.readiness, [forget, knit.flow.generation.forget])
         self.versions.gone = knit.metrics.forget
         self.judge = Judge(settings.guard, settings.gateway.processes, knit.cost.predict)
         knit.metrics.judged = self._judged
@@ -71,11 +72,17 @@ class Lives:
         self.shadows = Shadows(knit.admission, self.judge, knit.flow.all)
         self.reuse = Reuse(settings.cache)
         knit.flow.reuse, knit.flow.answered = self.reuse, self._answered
-        parked, return_limit_s = knit.dispatch.parked, settings.worker.return_limit_ms / 1000
-        self.demand = Demand(knit.workers, knit.readiness.wanted, parked.models, return_limit_s)
+        parked, generation = knit.dispatch.parked, knit.flow.generation
+        self.demand = Demand(
+            knit.workers,
+            knit.readiness.wanted,
+            lambda: parked.models() | generation.models(),
+            settings.worker.return_limit_ms / 1000,
+        )
         knit.readiness.subscribe(self.demand.changed)
         knit.readiness.greeted = self.demand.again
-        knit.flow.load, parked.wanted = self._load, self.demand.load
+        knit.flow.load, parked.wanted, generation.lobby.wanted = self._load, self.demand.load, self.demand.load
+        self.versions.withdrawn = generation.withdraw
         knit.dispatch.on_batch = self._batch_came
         self.watch: Watch
 

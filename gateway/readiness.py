@@ -246,7 +246,8 @@ class Readiness(WorkerEvents):
         deadline_s = now_s() + PROVE_LIMIT_S
         try:
             async with asyncio.timeout_at(deadline_s):
-                options = model.pipeline.parse_options({})
+                # Of a text two tokens: the prompt's step, and one that follows.
+                options = model.pipeline.parse_options({"max_tokens": 2} if model.pipeline.generates else {})
                 terms = Terms(deadline_s, PROOF_PRIORITY, reuse=False)  # through the pool, too
                 await self._flow.item(model, model.pipeline.example(), options, terms, StageTimes())
         except InternalFault:

@@ -1,12 +1,13 @@
 """A request and its answer inside the gateway: what the edge hands to `gateway/flow.py` and gets back."""
 
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from shared.errors import HeadraceError
 from shared.pipeline import RawInput
-from shared.results import Result
+from shared.results import Result, TextEnd, Token
 
 DEFAULT_PRIORITY = 100
 """Of a request that names none: after 1..99, before larger numbers."""
@@ -55,6 +56,10 @@ class StageTimes(msgspec.Struct):
     version: str = ""
     reused: Literal["", "kept", "shared"] = ""
     """`kept`: answered from the cache; `shared`: by what another request had computed at the same time."""
+    first_s: float = 0.0
+    """Of generated text: until the first of it came, counted from admission; 0 before that."""
+    tokens: int = 0
+    """Generated."""
 
     def slowest_of(self, items: list["StageTimes"]) -> None:
         """Take over the stages of the item that spent the most time in all."""
@@ -64,17 +69,37 @@ class StageTimes(msgspec.Struct):
         self.batch_rows = slowest.batch_rows
         self.nonfinite_rows = sum(item.nonfinite_rows for item in items)
         self.ended_workers = sum(item.ended_workers for item in items)
+        self.first_s = max(item.first_s for item in items)
+        self.tokens = sum(item.tokens for item in items)
 
     def server_timing(self) -> str:
         """In the form of HTTP's Server-Timing header (W3C); durations in milliseconds."""
         flag = f', cache;desc="{self.reused}"' if self.reused else ""
         flag += f', nonfinite;desc="{self.nonfinite_rows}"' if self.nonfinite_rows else ""
+        if self.first_s:
+            flag += f', first;dur={(self.admit_s + self.first_s) * 1e3:.3f}, tokens;desc="{self.tokens}"'
         return (
             f"admit;dur={self.admit_s * 1e3:.3f}, wait;dur={self.wait_s * 1e3:.3f}, "
             f"prepare;dur={self.prepare_s * 1e3:.3f}, batch;dur={self.batch_s * 1e3:.3f}, "
             f"copy;dur={self.copy_s * 1e3:.3f}, run;dur={self.run_s * 1e3:.3f}, "
             f'finish;dur={self.finish_s * 1e3:.3f}, rows;desc="{self.batch_rows}", version;desc="{self.version}"{flag}'
         )
+
+
+class Part(NamedTuple):
+    """What a text has grown by."""
+
+    model: str
+    version: str
+    text: str
+    tokens: list[Token]
+    """Only where log probabilities were asked for."""
+    end: TextEnd | None
+    """In the last part."""
+
+
+Write: TypeAlias = Callable[[Part], Awaitable[None]]
+"""Takes a part of a text; while it does, the next one grows."""
 
 
 class Request(msgspec.Struct):
@@ -103,6 +128,8 @@ class Request(msgspec.Struct):
     unreadable: dict[int, HeadraceError] = {}
     """Inputs that the edge could not read, by index (`inputs` has an empty one there); only under `partial_results`."""
     times: StageTimes = msgspec.field(default_factory=StageTimes)
+    write: Write | None = None
+    """Of a text that is wanted while it grows: takes its parts, the whole of it before the answer is there."""
 
     @property
     def late_s(self) -> float:

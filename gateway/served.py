@@ -6,6 +6,7 @@ from typing import NamedTuple
 from gateway.batcher import BatchLimits
 from gateway.book import Book
 from gateway.cache import Digests
+from gateway.request import Write
 from gateway.state import ModelState
 from shared.errors import Code
 from shared.model_config import revision_of
@@ -37,6 +38,7 @@ class Terms:
         "late_s",
         "priority",
         "reuse",
+        "write",
     )
 
     def __init__(
@@ -64,6 +66,8 @@ class Terms:
         """Rows that a worker has computed and answered while the request waited for them."""
         self.coming_items = self.coming_rows = 0
         """In the model's figures already for items that have not begun yet (`gateway.underway`)."""
+        self.write: Write | None = None
+        """Takes a text while it grows (`Request.write`)."""
 
     def why_left(self, at_s: float) -> Code:
         """Why an item was cancelled at this time: for the reason of its request, its time was over, or by choice."""

@@ -39,6 +39,8 @@ class Versions:
         self._forget: Sequence[Callable[[int], None]] = ()
         self._leaving: list[ServedModel] = []
         """Let go while requests were under way: these still count for it when they end. Bounded by admission."""
+        self.withdrawn: Callable[[ServedModel], None] = lambda _model: None
+        """Told of what is taken out of service; whoever else than the dispatcher has work of it."""
         self.gone: Callable[[str, str], None] = lambda _name, _version: None
         """Told of the name and version of what is served no more, with whatever model.yaml."""
 
@@ -138,6 +140,7 @@ class Versions:
         self._readiness.unloaded(model, reason)
         self._workers.forget(model.number)
         self._dispatch.withdraw(model)
+        self.withdrawn(model)
 
     def let_go(self, model: ServedModel) -> None:
         """Withdraw it, and forget that it was ever there."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shared.board import NOTHING, Board, Doing
 from shared.errors import HeadraceError, rebuild
+from shared.generation_messages import CancelJobs, Generate, Generated
 from shared.logs import get_logger
 from shared.messages import (
     BatchDone,
@@ -86,6 +87,9 @@ class WorkerEvents:
 
     def batch_done(self, worker: Worker, message: BatchDone, /) -> None:
         """A batch came back."""
+
+    def generated(self, worker: Worker, message: Generated, /) -> None:
+        """Texts have grown."""
 
     def worker_greeted(self, worker: Worker, /) -> None:
         """A worker takes messages; it has been asked to load every served model."""
@@ -178,7 +182,7 @@ class WorkerClient:
             worker.reachable = True
         return bool(unreachable)
 
-    def send(self, worker: Worker, message: RunBatch | CancelItems) -> bool:
+    def send(self, worker: Worker, message: RunBatch | CancelItems | Generate | CancelJobs) -> bool:
         """False when the worker can't take it now."""
         return self._router.send(worker.identity, message)
 
@@ -242,6 +246,8 @@ class WorkerClient:
         match message:
             case BatchDone():
                 self._tell(lambda events: events.batch_done(worker, message))
+            case Generated():
+                self._tell(lambda events: events.generated(worker, message))
             case WorkerReady():
                 worker.ready = True
                 served = [(load.name, load.version, revision_of(load.config)) for load in self._models.values()]

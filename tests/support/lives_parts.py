@@ -16,6 +16,7 @@ from gateway.cost_model import CostModel
 from gateway.dispatch import Dispatcher
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
+from gateway.generation_driver import Generation
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.lives import Knit, Lives
@@ -202,8 +203,9 @@ class World:
         self.admission = Admission(settings.admission)
         door = Door(self.admission, Forecast(1, self.routing), Quarantine())
         self.flow = Flow(door, self.routing, leases, self.pool, self.dispatch, self.metrics)
+        self.generation = self.flow.generation = Generation(self.workers, settings.worker, self.metrics.drops)
         self.row_caps = RowCaps(self.routing.models, self.dispatch.configure)
-        self.workers.connect([self.row_caps, self.dispatch, self.readiness])
+        self.workers.connect([self.row_caps, self.dispatch, self.generation, self.readiness])
         self.dispatch.drops = self.metrics.drops
         self.dispatch.slots_back = self.pool.slots_back = leases.pump
         leases.nobody_comes = self.dispatch.kick
