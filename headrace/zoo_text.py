@@ -122,6 +122,10 @@ MODELS = {
 pipeline: text_embedding
 backend: torch
 network: workers.networks.minilm:minilm_l6
+preprocessing:
+  max_tokens: 256
+  pooling: mean
+  dimensions: 384
 """,
     ),
     "all-minilm-l6-v2-int8": ZooModel(
@@ -141,6 +145,11 @@ network: workers.networks.minilm:minilm_l6
 # all-MiniLM-L6-v2, weights in 8 bits: `headrace models add zoo:all-minilm-l6-v2-int8` (21 and 84 MB, Apache-2.0).
 pipeline: text_embedding
 backend: onnxruntime
+preprocessing:
+  max_tokens: 256
+  pooling: mean
+  dimensions: 384
+  arguments: [tokens, mask, types]
 """,
     ),
     "toxic-comment": ZooModel(
@@ -162,6 +171,10 @@ pipeline: text_classification
 backend: torch
 network: workers.networks.toxic_comment:toxic_comment
 labels: labels.txt
+preprocessing:
+  multi_label: true
+  max_tokens: 512 # of which the network looks at the last 100 words that it knows, as it was trained
+  lengths: [512]
 """,
     ),
 }

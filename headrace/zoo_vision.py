@@ -148,6 +148,14 @@ pipeline: object_detection
 backend: torch
 network: workers.networks.yolov3_tiny:yolov3_tiny
 labels: labels.txt
+preprocessing:
+  size: 416
+  head:
+    scheme: yolo_anchors
+    strides: [32, 16]
+    anchors:
+      - [[81, 82], [135, 169], [344, 319]]
+      - [[10, 14], [23, 27], [37, 58]]
 """,
     ),
 }
