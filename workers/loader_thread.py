@@ -150,20 +150,29 @@ class LoaderThread:
         try:
             return step()
         except StartupError as error:
-            code, text, told = Code.NOT_READY, error.text, error.told
+            text, told = _of_version(key, error.text), error.told
+            code = Code.NOT_READY
         except HeadraceError as error:
             code, text, told = error.code, error.text, error.text
         except NotAsDeclared as error:
-            text = f"model {key.name}: version {key.version}: {error}"
+            text = _of_version(key, str(error))
             code, told = Code.NOT_READY, str(error)
         except DeviceLost as error:
             self._device_lost = error
             code, text, told = Code.NOT_READY, f"model {key.name}: the device was lost", str(error)
         except Exception as error:  # noqa: BLE001 - the user's network and pipeline run here; callers get its type
-            told = str(own_code_failed(f"model {key.name}: version {key.version} failed its warm-up", error))
+            told = str(own_code_failed(f"model {key.name} version {key.version}: failed its warm-up", error))
             code, text = Code.NOT_READY, told
         _log.error("model not loaded", model=key.name, version=key.version, reason=told)
         return Failure(code, text)
 
     def __repr__(self) -> str:
         return f"<LoaderThread jobs={self._jobs.qsize()}>"
+
+
+def _of_version(key: Key, text: str) -> str:
+    """A sentence of a model, with the version that it is about: several of them may be on the way."""
+    name = f"model {key.name}"
+    if key.version in text:
+        return text
+    return f"{name} version {key.version}: {text.removeprefix(name).removeprefix(':').lstrip()}"

@@ -45,7 +45,9 @@ class Room(NamedTuple):
     until_s: float | None = None
     """When to look again, if nothing happens before."""
     refusal: str = ""
-    """It will never fit; why, in one sentence."""
+    """It will never fit, or not beside those that may not be given up; why, in one sentence for the log."""
+    told: str = ""
+    """The same for callers, whom the other models' names and sizes are no business of."""
 
 
 def kept_until_s(since_s: float, batches: int, last_s: float) -> float:
@@ -59,7 +61,7 @@ def room_for(key: Key, nbytes: int, held: Collection[Held], budget_bytes: int, n
     """How `nbytes` more can be had within the budget, beside what is loaded."""
     pinned = [each for each in held if each.pinned and each.key != key]
     if nbytes > budget_bytes - sum(each.nbytes for each in pinned):
-        return Room(refusal=_refusal(key, nbytes, pinned, budget_bytes))
+        return _refused(key, nbytes, pinned, budget_bytes)
     missing = nbytes + sum(each.nbytes for each in held) - budget_bytes
     if missing <= 0:
         return Room()
@@ -96,13 +98,17 @@ def _longest_idle(movable: Sequence[Held], missing: int) -> list[Key] | None:
     return [each.key for each in chosen]
 
 
-def _refusal(key: Key, nbytes: int, pinned: Sequence[Held], budget_bytes: int) -> str:
-    told = f"model {key.name} needs {megabytes(nbytes)}, and worker.memory_budget_bytes is {megabytes(budget_bytes)}"
-    if not pinned:
-        return f"{told}: raise it"
+def _refused(key: Key, nbytes: int, pinned: Sequence[Held], budget_bytes: int) -> Room:
+    alone = f"model {key.name} needs {megabytes(nbytes)}, and worker.memory_budget_bytes is {megabytes(budget_bytes)}"
+    if nbytes > budget_bytes:
+        return Room(refusal=f"{alone}: raise it", told=f"{alone}: raise it")
     names = ", ".join(f"{each.key.name} ({megabytes(each.nbytes)})" for each in pinned[:8])
     more = f" and {len(pinned) - 8} more" if len(pinned) > 8 else ""
-    return f"{told}, of which {names}{more} may not be given up: raise it, or set `load: on_demand` in their model.yaml"
+    return Room(
+        refusal=f"{alone}, of which {names}{more} may not be given up: raise it, "
+        "or set `load: on_demand` in their model.yaml",
+        told=f"there is no room for model {key.name} now (worker.memory_budget_bytes; the log has the details)",
+    )
 
 
 def megabytes(nbytes: int) -> str:

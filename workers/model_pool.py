@@ -165,7 +165,7 @@ class ModelPool:
             return False
         del self._line[key]
         if room.refusal:
-            self._refuse(key, room.refusal, news)
+            self._refuse(key, room.refusal, room.told, news)
             return True
         news.evicted += self._held.evict(room.evict)
         wanted.waited_s = self._clock() - (wanted.since_s or 0.0)
@@ -194,9 +194,9 @@ class ModelPool:
         else:
             self._look_s = patient_until_s if until_s is None else min(patient_until_s, until_s)
 
-    def _refuse(self, key: Key, text: str, news: News) -> None:
-        _log.error("model not loaded", model=key.name, version=key.version, reason=text)
-        news.finished.append((key, Failure(Code.NOT_READY, text)))
+    def _refuse(self, key: Key, reason: str, told: str, news: News) -> None:
+        _log.error("model not loaded", model=key.name, version=key.version, reason=reason)
+        news.finished.append((key, Failure(Code.NOT_READY, told)))
 
     # ------------------------------------------------------------ what has come about
 
@@ -243,7 +243,8 @@ class ModelPool:
             self._line = {key: again, **self._line}
             return False
         if room.refusal or room.wait:
-            self._refuse(key, room.refusal or f"model {key.name} needs more memory each time it is loaded", news)
+            grows = f"model {key.name} needs more memory each time it is loaded"
+            self._refuse(key, room.refusal or grows, room.told or grows, news)
             return False
         news.evicted += self._held.evict(room.evict)
         return True

@@ -93,17 +93,24 @@ def test_a_size_is_estimated() -> None:
         assert awaited(thread) == Estimated(KEY, Failure(Code.UNKNOWN_MODEL, "model toy is unknown"))
 
 
+TOY = f"model toy version {KEY.version}"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (StartupError(ExitCode.MODEL_LOAD, "weights lack a"), Code.NOT_READY, "weights lack a"),
+        (
+            StartupError(ExitCode.MODEL_LOAD, "model toy: the weights lack a"),
+            Code.NOT_READY,
+            f"{TOY}: the weights lack a",
+        ),
         (UnknownModel("model x is unknown"), Code.UNKNOWN_MODEL, "model x is unknown"),
-        (NotAsDeclared("2 outputs, not 1"), Code.NOT_READY, f"model toy: version {KEY.version}: 2 outputs, not 1"),
-        (LoadFailed("w can't be read", "/secret/w"), Code.NOT_READY, "w can't be read"),
+        (NotAsDeclared("2 outputs, not 1"), Code.NOT_READY, f"{TOY}: 2 outputs, not 1"),
+        (LoadFailed("w can't be read", "/secret/w"), Code.NOT_READY, f"{TOY}: w can't be read"),
         (
             FileNotFoundError(2, "No such file", "/secret/w"),
             Code.NOT_READY,
-            f"model toy: version {KEY.version} failed its warm-up (FileNotFoundError, see the log)",
+            f"{TOY}: failed its warm-up (FileNotFoundError, see the log)",
         ),
     ],
 )

@@ -55,6 +55,11 @@ def test_what_can_never_fit_is_refused_in_one_sentence() -> None:
         "model new needs 31.0 MB, and worker.memory_budget_bytes is 100 MB, of which a (40.0 MB), b (30.0 MB) may not "
         "be given up: raise it, or set `load: on_demand` in their model.yaml"
     )
+    assert (
+        room(31, *others).told
+        == "there is no room for model new now (worker.memory_budget_bytes; the log has the details)"
+    )
+    assert room(101, *others).told == room(101).told == room(101).refusal, "its own size is no secret"
     assert room(30, *others).evict == [key("c")]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.typing import EventDict
 
 from shared.errors import Code
 from shared.messages import Failure, MemoryNote
@@ -187,7 +188,7 @@ def test_the_least_recently_used_one_goes(bench: Bench) -> None:
     assert bench.thread.log[-3:] == [("estimate", C), ("model evicted", B), ("load", C)], "its memory is back by then"
 
 
-def test_a_pinned_one_never_goes(bench: Bench) -> None:
+def test_a_pinned_one_never_goes(bench: Bench, logged: list[EventDict]) -> None:
     bench.load(A, B)
     bench.users.pins = {A}
     bench.pool.want(C)
@@ -198,7 +199,9 @@ def test_a_pinned_one_never_goes(bench: Bench) -> None:
     bench.pool.want(D)
     bench.settle()
     (text,) = failures(bench.news)
-    assert text.startswith("model d needs 0.0 MB, and worker.memory_budget_bytes is 0.0 MB, of which a (0.0 MB), c (0")
+    assert text == "there is no room for model d now (worker.memory_budget_bytes; the log has the details)"
+    (said,) = [event["reason"] for event in logged if event["event"] == "model not loaded"]
+    assert said.startswith("model d needs 0.0 MB, and worker.memory_budget_bytes is 0.0 MB, of which a (0.0 MB), c (0")
     assert bench.here() == "ac"
 
 
