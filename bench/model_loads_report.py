@@ -46,8 +46,8 @@ def scheduling(autogroups: str, groups: str) -> str:
             "The run has a control group of its own, as in a container or service: priorities hold between processes."
         )
     return (
-        "Scheduling autogroups are on: each process has the same share of the cores, so that a load takes them from\n"
-        "the pool whatever its priority; in a container or service it does not."
+        "Scheduling autogroups are on: server and load generator are one session, in which priorities hold; what else\n"
+        "the machine does competes with all of it together."
     )
 
 
@@ -65,8 +65,7 @@ def page(
         "0.05 ms a row: gateway, pool and worker do all that they do for a real one. Beside it, in the second half of\n"
         "each run, new versions of efficientnet-lite0 come up in the same worker without a pause: read and verified,\n"
         "built, warmed at every batch size, proven by an image through all processes, switched to. Load generator,\n"
-        "server and loads share the cores named above. A proof is a real batch of the network, which the live model's\n"
-        "batches wait for: on a CPU some 40 ms, once a load.\n\n"
+        "server and loads share the cores named above.\n\n"
         f"**p99 while versions load ÷ p99 alone: median {median(ratios):.2f}, range {ratios[0]:.2f} to "
         f"{ratios[-1]:.2f}** (promised: {RATIO:g}); {sum(each.failed for each in rounds)} calls failed.\n\n"
         + table(
