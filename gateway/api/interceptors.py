@@ -217,6 +217,36 @@ class Edge:
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
+    def growing(
+        self, method: str, parse: Parse[_Message], serve: Callable[[_Message, Call], Awaitable[None]]
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A method with one request and a stream of answers: `serve` writes raw bytes through `call.context`."""
+
+        async def handle(raw: bytes, context: Context) -> None:
+            remaining_s = _remaining_s(context)
+            limit_s = self._default_s if remaining_s is None else min(remaining_s, self._most_s)
+            call = Call(context, now_s(), limit_s)
+            self.outcomes.started()
+            try:
+                self.check_time(call)
+                await serve(self.parse(parse, raw), call)
+                context.set_trailing_metadata(call.trailers())
+            except asyncio.CancelledError:
+                self.outcomes.ended(method, call.left_reason())
+                raise
+            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
+                failure = self.foreseen(error, method, call)
+            else:
+                self.outcomes.ended(method, OK)
+                return
+            self.outcomes.ended(method, failure.code.value)
+            refusing = self.refuse(failure, call)
+            raw = b""
+            del context, call, failure  # as above
+            await refusing
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
     def foreseen(self, error: Exception, method: str, call: Call) -> HeadraceError:
         """The error itself when it is one of ours; otherwise INTERNAL with fixed text, the trace only in the log."""
         if not call.request_id:

@@ -1,4 +1,4 @@
-"""`headrace.v1.Inference`: Predict and PredictStream ⇄ `gateway.request`."""
+"""`headrace.v1.Inference`: Predict, PredictStream and Generate ⇄ `gateway.request`."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -7,6 +7,7 @@ import grpc
 
 from gateway.api import native_wire, parse, render
 from gateway.api.interceptors import Call, Edge
+from gateway.api.native_generate import Generate
 from gateway.api.native_stream import Drain, Stream
 from gateway.api.native_wire import Received
 from gateway.api.parse import NO_IMAGES
@@ -34,12 +35,14 @@ class Inference:
         self._settings = settings
         self.drain = Drain()
         """Once it is started, new requests are refused and open streams end."""
+        self.generate = Generate(edge, flow, self.drain)
 
     def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Method name → handler; an added RPC is one more line."""
         return {
             "Predict": self._edge.unary("Predict", native_wire.parse, self.predict),
             "PredictStream": self._edge.stream("PredictStream", self.predict_stream),
+            "Generate": self._edge.growing("Generate", pb.GenerateRequest.FromString, self.generate),
         }
 
     async def predict(self, received: Received, call: Call) -> bytes:

@@ -125,7 +125,7 @@ def raw_inputs(
     return Inputs(found, nbytes, unreadable)
 
 
-def options(request: pb.PredictRequest) -> dict[str, Any]:
+def options(request: pb.PredictRequest | pb.GenerateRequest) -> dict[str, Any]:
     """Options that the caller has set, by name; the model's pipeline knows their bounds."""
     if not request.HasField("options"):
         return {}
