@@ -36,7 +36,7 @@ class GenerationOptions(Options, frozen=True):
     """Up to `MAX_SEED`. The same seed, prompt and options give the same text."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
-    stop_token_ids: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     """The text ends with the first of these, too; they add nothing to it."""
     beams: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
     """Continuations that beam search keeps; 1 is none."""
