@@ -1,4 +1,4 @@
-"""`headrace models list | fetch | add | import | show | history`: what is there, and how it comes there."""
+"""`headrace models list | zoo | fetch | add | import | show | history`: what is there, and how it comes there."""
 
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +63,7 @@ def models_fetch(
 
         headrace models fetch builtin     (identity, identity_bytes, add_sub, simulated_slow)
     """
-    from headrace.storing import fetch_with_progress  # noqa: PLC0415 - imports rich
+    from headrace.zoo_adding import fetch_with_progress  # noqa: PLC0415 - imports rich
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
     fetch_with_progress(names or [], load(config).settings.repository, photos=photos, as_json=as_json)
@@ -73,8 +73,16 @@ def models_fetch(
 @at_repository
 @described
 def models_add(
-    name: Annotated[str, typer.Argument(help="Which model: a folder of the repository with a model.yaml.")],
-    paths: Annotated[list[Path], typer.Argument(help="Files of the version, or folders of files.", metavar="PATH...")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Which model: a folder of the repository with a model.yaml; or `zoo:` and a name.", show_default=False
+        ),
+    ],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files of the version, or folders of files.", metavar="PATH...", show_default=False),
+    ] = None,
     *,
     given: Given,
     current: _CurrentOption = False,
@@ -83,23 +91,46 @@ def models_add(
 ) -> None:
     """Store files as a version under their content hash; the same content is stored once.
 
-    A model's first version answers at once, a later one when it is given traffic.
+    A model's first version answers at once, a later one when it is given traffic. `zoo:NAME` fetches a known model by
+    name, version and SHA-256 and converts it; `headrace models zoo` lists them.
 
     Examples:
+        headrace models add zoo:all-minilm-l6-v2
+
         headrace models add my-classifier weights.safetensors
 
         headrace models add my-classifier out/ --data-version 2026-11 --metric top1=0.962 --param lr=0.001
 
         headrace models add my-classifier weights.safetensors --parent 3f2a --current
     """
-    from headrace.storing import add_model  # noqa: PLC0415 - imports rich
+    from headrace import storing, zoo_adding  # noqa: PLC0415 - import rich
 
+    if zoo_adding.is_of_zoo(name):
+        zoo_adding.add(target, name, paths or [], given, make_current=current, as_json=as_json)
+        return
+    if not paths:
+        raise typer.BadParameter("which files? (only zoo:NAME needs none)", param_hint="PATH...")
     if target.address:
         from headrace import elsewhere  # noqa: PLC0415 - imports gRPC and rich
 
         elsewhere.add_model(target, name, paths, given, make_current=current, as_json=as_json)
         return
-    add_model(target.settings(), name, paths, given, make_current=current, as_json=as_json)
+    storing.add_model(target.settings(), name, paths, given, make_current=current, as_json=as_json)
+
+
+@models_app.command("zoo")
+def models_zoo(*, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the known models that can be fetched, and which of them the repository has.
+
+    Examples:
+        headrace models zoo
+
+        headrace models zoo --json | jq -r '.[] | select(.task == "text_embedding") | .name'
+    """
+    from headrace.zoo_adding import print_zoo  # noqa: PLC0415 - imports rich
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    print_zoo(load(config).settings.repository, as_json=as_json)
 
 
 @models_app.command("import")

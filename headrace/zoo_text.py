@@ -86,7 +86,7 @@ def _as_rust_tokenizer(keras: dict[str, Any]) -> dict[str, Any]:
     Unknown words, and those too rare for the embedding, become 0, which is also what Keras pads with.
     """
     index = {word: number for word, number in keras["word_index"].items() if number < keras["num_words"]}
-    separators = "".join(f"\\u{{{ord(each):x}}}" for each in sorted({*keras["filters"], keras["split"]}))
+    separators = "".join(f"\\x{{{ord(each):x}}}" for each in sorted({*keras["filters"], keras["split"]}))
     return {
         "version": "1.0",
         "truncation": None,
