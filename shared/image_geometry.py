@@ -6,6 +6,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from shared.letterbox import Letterbox
+
 Pixels: TypeAlias = npt.NDArray[np.integer[Any] | np.floating[Any]]
 """An image as OpenCV types it. In this project: uint8 [height, width, 3] RGB, unless a docstring says otherwise."""
 
@@ -36,6 +38,31 @@ def scale_crop(image: Pixels, short: int, out: Pixels, orientation: int = 1) -> 
     left = (scaled[0] - size + (orientation in _COLUMNS_REVERSED)) // 2
     top = (scaled[1] - size + (orientation in _ROWS_REVERSED)) // 2
     np.copyto(out, upright(whole[top : top + size, left : left + size], orientation))
+
+
+def scale_into(
+    image: Pixels, place: Letterbox, out: Pixels, background: tuple[int, int, int], orientation: int = 1
+) -> None:
+    """Scale the whole image to its place in `out`, [size, size, 3], upright, and fill what is left with `background`.
+
+    Turned at the end, as in `scale_crop`.
+    """
+    right, bottom = place.left + place.inner_width, place.top + place.inner_height
+    inside = out[place.top : bottom, place.left : right]
+    sides = (place.inner_width, place.inner_height)
+    stored = sides[::-1] if is_transposed(orientation) else sides
+    scale = max(stored) / max(image.shape[:2])
+    if orientation == 1 and inside.flags.c_contiguous:
+        cv2.resize(image, stored, dst=inside, interpolation=_interpolation(scale))
+    else:
+        np.copyto(inside, upright(cv2.resize(image, stored, interpolation=_interpolation(scale)), orientation))
+    for beside in (out[: place.top], out[bottom:], out[:, : place.left], out[:, right:]):
+        beside[:] = background
+
+
+def is_transposed(orientation: int) -> bool:
+    """Whether an image with this EXIF orientation is upright with its width and height swapped."""
+    return orientation in _TRANSPOSED
 
 
 def upright(image: Pixels, orientation: int) -> Pixels:

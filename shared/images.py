@@ -4,6 +4,7 @@ Whatever the bytes are, the outcome is a whole image or InvalidInput with one se
 never another exception. Pixels are uint8 RGB, rows first (HWC).
 """
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import cv2
@@ -12,8 +13,9 @@ import numpy.typing as npt
 
 from shared.errors import InvalidInput
 from shared.image_frames import first_frame_of_gif, first_frame_of_png
-from shared.image_geometry import Pixels, scale_crop, upright
+from shared.image_geometry import Pixels, is_transposed, scale_crop, scale_into, upright
 from shared.image_header import ImageHeader, read_header
+from shared.letterbox import Letterbox, fit
 
 Colour: TypeAlias = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
@@ -56,20 +58,44 @@ def fill_crop(data: bytes | memoryview, out: Pixels, crop_fraction: float, backg
     decoded at a half, quarter or eighth. Raises InvalidInput; `out` is then undefined.
     """
     header = _checked_header(data)
-    size = out.shape[0]
-    short = round(size / crop_fraction)
-    by = reduction(header, short)
-    stored = _decode_stored(data, header, by, background)
-    # A reduced image ends with a pixel that stands for a part of a block: it goes when it is less than half.
-    whole_blocks = stored[: round(header.height / by), : round(header.width / by)] if by > 1 else stored
-    scale_crop(whole_blocks, short, out, header.orientation)
+    short = round(out.shape[0] / crop_fraction)
+    stored = _shrunk(data, header, reduction(header, short), background)
+    scale_crop(stored, short, out, header.orientation)
 
 
-def reduction(header: ImageHeader, short: int) -> int:
-    """By how much (1, 2, 4, 8) the decoder may shrink the image so that its shorter side stays at least `short`."""
+def fill_letterbox(data: bytes | memoryview, out: Pixels, background: Colour = WHITE) -> Letterbox:
+    """Fill `out`, uint8 [size, size, 3], with the whole upright image in the middle, its shape kept.
+
+    `background` is what is beside it, and behind transparent pixels. A JPEG whose longer side is at least twice `size`
+    is decoded at a half, quarter or eighth. Raises InvalidInput; `out` is then undefined.
+    """
+    header = _checked_header(data)
+    by = reduction(header, out.shape[0], of=max)
+    stored = _shrunk(data, header, by, background)
+    # Of a TIFF only the decoder knows which way it is up, and it shrinks none.
+    height, width = (header.height, header.width) if by > 1 else stored.shape[:2]
+    if is_transposed(header.orientation):
+        height, width = width, height
+    place = fit(width, height, out.shape[0])
+    scale_into(stored, place, out, background, header.orientation)
+    return place
+
+
+def reduction(header: ImageHeader, least: int, of: Callable[[int, int], int] = min) -> int:
+    """By how much (1, 2, 4, 8) the decoder may shrink the image so that its shorter side stays at least `least`.
+
+    With `of=max`: its longer side.
+    """
     if header.format != "JPEG":
         return 1  # other formats are decoded whole anyway
-    return max(by for by in _REDUCED if by == 1 or min(header.width, header.height) >= by * short)
+    return max(by for by in _REDUCED if by == 1 or of(header.width, header.height) >= by * least)
+
+
+def _shrunk(data: bytes | memoryview, header: ImageHeader, by: int, background: Colour) -> Pixels:
+    """As stored, at one `by`-th of its size."""
+    stored = _decode_stored(data, header, by, background)
+    # A reduced image ends with a pixel that stands for a part of a block: it goes when it is less than half.
+    return stored[: max(1, round(header.height / by)), : max(1, round(header.width / by))] if by > 1 else stored
 
 
 def _checked_header(data: bytes | memoryview) -> ImageHeader:
