@@ -92,7 +92,6 @@ def print_zoo(root: Path, *, as_json: bool) -> None:
         print_json(known)
         return
     console = Console()
-    wide = console.width >= WIDE
     more = ("measured", "licence") if console.width >= 2 * WIDE else ()
     table = plain_table("model", "size", "task", "what it is", *more)
     for each in known:
