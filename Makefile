@@ -17,6 +17,9 @@ PROTOS := $(wildcard protos/*/*.proto protos/*/*/*.proto)
 # The package under protos/ (not the file) is the unit: all stubs of all .proto files are made in one call.
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m grpc_tools.protoc -I.
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+# Two processes of pytest, a file in one of them; tests that judge times are marked `alone` and have the machine after that.
+SIDE_BY_SIDE = $(PY) -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+NO_TESTS := 5
 # Runs a server in its own foreground process group, so that Ctrl-C ends it in order and make passes its exit code on.
 FOREGROUND := exec $(PY) deploy/foreground.py
 
@@ -49,11 +52,12 @@ fetch: $(VENV)/.runtime ## Fetch the default model and 20 photos; quick when the
 
 .PHONY: test
 test: $(VENV)/.dev fetch ## Install and run every test; `make test TESTS=tests/unit/gateway` runs some
-	@$(PY) -m pytest $(TESTS)
+	@$(SIDE_BY_SIDE) -m "not alone" $(TESTS) || [ $$? = $(NO_TESTS) ]
+	@$(PY) -m pytest -m alone $(TESTS) || [ $$? = $(NO_TESTS) ]
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev ## Only the unit and architecture tests: seconds, no model, no network
-	@$(PY) -m pytest tests/unit tests/architecture
+	@$(SIDE_BY_SIDE) tests/unit tests/architecture
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.dev ## The tests that need a CUDA device; without one they are skipped
