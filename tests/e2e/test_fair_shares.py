@@ -9,6 +9,8 @@ from headrace import Client
 from tests.support.ledger import Load
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
+pytestmark = pytest.mark.alone
+
 SLOW_MS, FAST_MS = 100.0, 2.0
 SPARE_MS = 60.0
 """For gateway, pool and a busy two-core machine."""

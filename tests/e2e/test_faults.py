@@ -12,6 +12,8 @@ from headrace import Client
 from tests.support.ledger import Load, at_rest
 from tests.support.stack import Site, eventually, serving
 
+pytestmark = pytest.mark.alone
+
 BACK_S = 10.0
 RETRYABLE = {"not_ready", "process_lost", "draining"}
 """What a caller may see of a lost worker or pool process: UNAVAILABLE, safe to retry."""

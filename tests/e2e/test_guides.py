@@ -9,6 +9,7 @@ from shared.repository import Repository
 from tests.support.documents import Block, blocks, busy_ports, checkout, environment, run
 from tests.support.stack import ROOT, Process
 
+pytestmark = pytest.mark.xdist_group("documents")  # the ports that they name are for one at a time
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 SERVE = "$ headrace serve"
 

@@ -18,6 +18,8 @@ from tests.support.mixed_load import Ask, MixedLoad, StreamAsk
 from tests.support.simulation import repeatable
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
+pytestmark = pytest.mark.alone
+
 PIPELINE = """
 import os
 import numpy as np

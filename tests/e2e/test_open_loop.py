@@ -11,6 +11,8 @@ from bench.open_loop import Load, Sender
 from bench.records import callers_words
 from tests.support.stack import Site, eventually
 
+pytestmark = pytest.mark.alone
+
 METHODS = {"native": "Predict", "open-inference": "ModelInfer"}
 
 

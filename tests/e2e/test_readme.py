@@ -13,6 +13,7 @@ from shared.settings_loader import load
 from tests.support.documents import Block, blocks, busy_ports, checkout, environment, run
 from tests.support.stack import ROOT, Process, Site, serving
 
+pytestmark = pytest.mark.xdist_group("documents")  # the ports that they name are for one at a time
 BLOCKS = blocks(ROOT / "README.md")
 RUN = [block for block in BLOCKS if block.language in {"sh", "python"}]
 

@@ -32,6 +32,8 @@ from tests.support.paced import (
 from tests.support.simulation import bursts, poisson
 from tests.support.stack import Site, eventually, serving
 
+pytestmark = pytest.mark.alone
+
 PEAK = STEADY_ROWS / STEADY_MS * 1e3
 SPARE_MS = 70.0
 """For a busy machine with two cores."""

@@ -11,6 +11,8 @@ from headrace import Client
 from tests.support.ledger import Load
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
+pytestmark = pytest.mark.alone
+
 BACK_S = 15.0
 NAMES = ("worker-0", "worker-1")
 

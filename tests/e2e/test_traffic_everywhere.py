@@ -16,6 +16,8 @@ from shared.traffic import Canary, Traffic
 from tests.support.canary import Paced, add_plain, admin_of, ask, has, traffic_on_disk
 from tests.support.stack import Site, eventually, serving
 
+pytestmark = pytest.mark.alone
+
 CONNECTIONS = 12
 """The kernel deals them out: that all go to one gateway happens once in 2048 times."""
 KEYS = [f"caller-{number}" for number in range(120)]
