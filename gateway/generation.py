@@ -218,16 +218,18 @@ class Places:
 
         It is reserved there, and out of the line.
         """
-        if not self._line:
-            return None
-        ticket = self._line[0][1]
-        fitting = [(worker, room) for worker, room in self.rooms.items() if room.is_open and room.has_room(ticket)]
-        if not fitting:
-            return None
-        worker, room = max(fitting, key=lambda found: _free(found[1]))
-        room.take(ticket)
-        del self._line[0]
-        return ticket, worker
+        rooms = [(worker, room) for worker, room in self.rooms.items() if room.is_open]
+        for place, (_, ticket) in enumerate(self._line):
+            fitting = [(worker, room) for worker, room in rooms if room.has_room(ticket)]
+            if fitting:
+                worker, room = max(fitting, key=lambda found: _free(found[1]))
+                room.take(ticket)
+                del self._line[place]
+                return ticket, worker
+            if any(room.could_ever_hold(ticket) for _, room in rooms):
+                return None
+            # It waits for a worker that is lost, and is in nobody's way meanwhile.
+        return None
 
     def ended(self, worker: bytes, number: int) -> None:
         """A worker is done with a text, or never got it: its room is free."""

@@ -1,8 +1,8 @@
-"""A gateway's core with a model of texts: real but for the processes on the other side of its sockets, which are played.
+"""A gateway's core with a model of texts; only the processes on the other side of its sockets are played.
 
-The played pool makes a token of each byte. The played workers write the prompt's letters in capitals, over and over, one
-a step; a text that comes to a `.` has ended. They step when the test says so, or by themselves (`steps_by_itself`), and
-note whenever more was sent to one than its limits allow.
+The played pool makes a token of each byte. The played workers write the prompt's letters in capitals, over and over,
+one a step; a text that comes to a `.` has ended. They step when the test says so, or by themselves
+(`steps_by_itself`), and note whenever more was sent to one than its limits allow.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from gateway.cost_model import CostModel
 from gateway.dispatch import Dispatcher
 from gateway.flow import Door, Flow
 from gateway.forecast import Forecast
+from gateway.generation import Ticket
 from gateway.generation_driver import Generation
 from gateway.generation_metrics import GenerationMetrics
 from gateway.inflight import InFlight
@@ -277,6 +278,10 @@ class TextWorld:
     def begin(self, prompt: str, write: Write | None = None, **options: Any) -> "Reading":  # noqa: ANN401 - by name
         """A text that is read while it grows, in a task of its own."""
         return Reading(self, self.request(prompt, **options), write)
+
+    def in_line(self) -> list[Ticket]:
+        """Who waits for room."""
+        return self.generation.lobby.of(self.model).places.in_line()
 
     async def until(self, what: str, condition: Any) -> None:  # noqa: ANN401 - a condition
         """Give the loop turns until this holds."""

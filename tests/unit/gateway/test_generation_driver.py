@@ -1,0 +1,414 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.pauses import Pauses
+from gateway.request import Part
+from shared.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    InvalidOption,
+    LostTwice,
+    NotReady,
+    Overloaded,
+    ProcessLost,
+)
+from shared.results import FinishReason
+from tests.support.generation_parts import CONTEXT, TextWorld
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[TextWorld]:
+    world = TextWorld()
+    world.greet()
+    yield world
+    assert world.router.too_much == []
+    world.close()
+
+
+# ------------------------------------------------------------ one text
+
+
+async def test_a_text_comes_whole(world: TextWorld) -> None:
+    (text,) = await world.answer("ab", max_tokens=5)
+    assert text.text == "ABABA"
+    assert text.end is not None
+    assert (text.end.reason, text.end.prompt_tokens, text.end.completion_tokens) == (FinishReason.LENGTH, 2, 5)
+    assert world.at_rest()
+
+
+async def test_a_text_comes_while_it_grows(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=3)
+    await world.until("the worker has it", world.router.under_way)
+    seen = []
+    for _ in range(3):
+        world.router.step()
+        await world.until("a part", lambda: len(reading.parts) > len(seen))
+        seen.append(reading.text)
+    assert seen == ["A", "AB", "ABA"]
+    await reading.end()
+    assert [part.end is not None for part in reading.parts] == [False, False, True]
+    assert {(part.model, part.version) for part in reading.parts} == {("writer", world.model.version)}
+    assert world.at_rest()
+
+
+async def test_times_and_metrics_tell_of_the_first_token(world: TextWorld) -> None:
+    reading = world.begin("ab", max_tokens=4)
+    await reading.end()
+    timing = reading.request.times.server_timing()
+    assert "first;dur=" in timing
+    assert 'tokens;desc="4"' in timing
+    assert world.sample("headrace_generated_tokens_total") == 4
+    assert world.sample("headrace_first_token_seconds_count") == 1
+    assert world.sample("headrace_token_seconds_count") == 1
+    assert world.sample("headrace_requests_total", outcome="ok") == 1
+
+
+async def test_log_probabilities_travel_with_the_text(world: TextWorld) -> None:
+    (text,) = await world.answer("ab", max_tokens=2, logprobs=0)
+    assert [(token.data, token.logprob) for token in text.tokens] == [(b"A", -0.5), (b"B", -0.5)]
+
+
+async def test_many_prompts_of_one_request(world: TextWorld) -> None:
+    texts = await world.answer("ab", "cd", "ef.", "gh", "ij", max_tokens=4)
+    assert [text.text for text in texts] == ["ABAB", "CDCD", "EF", "GHGH", "IJIJ"]
+    assert world.at_rest()
+
+
+async def test_a_slow_reader_gets_what_grew_meanwhile_at_once(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    may_go, parts = asyncio.Event(), []
+
+    async def write(part: Part) -> None:
+        parts.append(part.text)
+        await may_go.wait()
+
+    reading = world.begin("abcdefgh", write=write, max_tokens=8)
+    await world.until("the worker has it", world.router.under_way)
+    world.router.step()
+    await world.until("the first part", lambda: parts)
+    world.router.step(7)  # nobody else is held up by it
+    may_go.set()
+    await reading.end()
+    assert parts == ["A", "BCDEFGH"]
+
+
+# ------------------------------------------------------------ refused
+
+
+async def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers(world: TextWorld) -> None:
+    with pytest.raises(InvalidInput, match=f"the prompt has {CONTEXT} tokens; the model's context is {CONTEXT} tokens"):
+        await world.answer("x" * CONTEXT)
+    assert world.at_rest()
+
+
+async def test_an_answer_ends_with_the_context(world: TextWorld) -> None:
+    (text,) = await world.answer("x" * (CONTEXT - 3), max_tokens=1000)
+    assert text.text == "XXX"
+
+
+async def test_more_beams_than_any_worker_has_sequences(world: TextWorld) -> None:
+    with pytest.raises(InvalidOption, match=r"options\.beams is 5; this model generates at most 4 sequences"):
+        await world.answer("ab", beams=5)
+    assert world.metrics.drops.of("writer") == {"admission": {"invalid_option": 1}}
+
+
+async def test_more_tokens_than_the_cache_has_room_for() -> None:
+    world = TextWorld(sequences=4, tokens=40)
+    world.greet()
+    with pytest.raises(InvalidInput, match=r"may become 2 sequences of 22 tokens.*memory for 40 tokens"):
+        await world.answer("ab", beams=2, max_tokens=20)
+    assert world.at_rest()
+    world.close()
+
+
+async def test_a_model_without_texts_is_told_from_one_with(world: TextWorld) -> None:
+    type(world.model.pipeline).generates = False
+    try:
+        with pytest.raises(InvalidInput, match="generates no text"):
+            await world.begin("ab").end()
+    finally:
+        type(world.model.pipeline).generates = True
+
+
+async def test_what_the_pool_refuses_never_comes_to_a_worker(world: TextWorld) -> None:
+    with pytest.raises(InvalidInput, match="a bad prompt"):
+        await world.answer("bad!")
+    assert world.router.order == []
+    assert world.at_rest()
+
+
+async def test_a_full_queue_refuses_at_the_door(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    most = world.generation.lobby.of(world.model).places.waiting_most
+    readings = [world.begin("ab") for _ in range(4)]
+    await world.until("the worker is full", lambda: world.router.under_way() == 4)
+    readings += [world.begin("ab") for _ in range(most)]
+    await world.until("a line", lambda: len(world.in_line()) == most)
+    with pytest.raises(Overloaded, match=f"{most} texts wait to be begun; at most {most} may") as refused:
+        await world.answer("ab")
+    assert refused.value.retry_after_ms
+    assert world.metrics.drops.of("writer") == {"admission": {"overloaded": 1}}
+    for reading in readings:
+        await reading.leave()
+    world.router.step()
+    assert world.at_rest()
+
+
+async def test_what_could_not_even_begin_in_time_is_refused_at_the_door(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    pace = world.generation.lobby.of(world.model).pace
+    pace.seed(10.0, 0.0)  # seconds a token
+    readings = [world.begin("ab", max_tokens=30, within_s=100.0) for _ in range(4)]
+    await world.until("the worker is full", lambda: world.router.under_way() == 4)
+    with pytest.raises(Overloaded, match="would begin in about"):
+        await world.answer("ab", max_tokens=1)
+    for reading in readings:
+        await reading.leave()
+    world.router.step()
+    assert world.at_rest()
+
+
+# ------------------------------------------------------------ order and room
+
+
+async def test_the_earliest_deadline_begins_first(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    first = [world.begin("ab", max_tokens=8) for _ in range(4)]
+    await world.until("the worker is full", lambda: world.router.under_way() == 4)
+    late = world.begin("late", max_tokens=1, within_s=4.0)
+    soon = world.begin("soon", max_tokens=1, within_s=3.0)
+    await world.until("both wait", lambda: len(world.in_line()) == 2)
+    world.router.steps_by_itself = True
+    world.router._by_itself()
+    await asyncio.gather(*(reading.end() for reading in (*first, late, soon)))
+    assert world.router.order[4:] == ["soon", "late"]
+
+
+async def test_texts_join_and_leave_between_steps(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    long = world.begin("abcd", max_tokens=6)
+    await world.until("one", lambda: world.router.under_way() == 1)
+    world.router.step(2)
+    short = world.begin("xy", max_tokens=1)
+    await world.until("two", lambda: world.router.under_way() == 2)
+    world.router.step()
+    await short.end()
+    assert world.router.under_way() == 1
+    world.router.step(3)
+    await long.end()
+    assert (long.text, short.text) == ("ABCDAB", "X")
+
+
+async def test_a_text_goes_to_the_worker_with_the_most_room(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    other = world.greet("worker-1")
+    readings = [world.begin("ab", max_tokens=4) for _ in range(4)]
+    await world.until("all are begun", lambda: world.router.under_way() == 4)
+    assert len(world.router.writing[other.identity]) == 2
+    world.router.step(4)
+    for reading in readings:
+        await reading.end()
+
+
+# ------------------------------------------------------------ leaving
+
+
+async def test_a_caller_who_leaves_cancels_at_once_and_frees_the_room_with_the_workers_last_piece(
+    world: TextWorld,
+) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=8)
+    await world.until("the worker has it", world.router.under_way)
+    world.router.step()
+    await reading.leave()
+    assert world.router.cancels() == [1]
+    places = world.generation.lobby.of(world.model).places
+    assert len(places.running()) == 1  # cancelled is not free
+    world.router.step()
+    assert world.at_rest()
+    assert world.sample("headrace_requests_total", outcome="cancelled") == 1
+    assert world.sample("headrace_rows_for_nobody_total") == 1
+
+
+async def test_leaving_the_line_is_a_drop_before_the_worker(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    readings = [world.begin("ab", max_tokens=8) for _ in range(5)]
+    await world.until("one waits", world.in_line)
+    await readings.pop().leave()
+    assert world.metrics.drops.of("writer") == {"batch": {"cancelled": 1}}
+    world.router.step(8)
+    for reading in readings:
+        await reading.end()
+    assert world.at_rest()
+
+
+async def test_leaving_before_the_first_step_is_a_drop_at_the_worker(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=8)
+    await world.until("the worker has it", world.router.under_way)
+    await reading.leave()
+    world.router.step()
+    assert world.metrics.drops.of("writer") == {"copy": {"cancelled": 1}}
+    assert world.at_rest()
+
+
+async def test_leaving_while_the_pool_has_it(world: TextWorld) -> None:
+    world.pool_side.silent.add(b"slow")
+    reading = world.begin("slow")
+    await world.until("the pool has it", lambda: world.pool_side.sent)
+    await reading.leave()
+    assert world.metrics.drops.of("writer") == {"prepare": {"cancelled": 1}}
+    assert world.generation.lobby.of(world.model).places.is_idle
+
+
+async def test_a_deadline_in_the_middle_keeps_what_came(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=8, within_s=0.05)
+    await world.until("the worker has it", world.router.under_way)
+    world.router.step(3)
+    with pytest.raises(DeadlineExceeded):
+        await reading.end()
+    assert reading.text == "ABA"
+    assert world.router.cancels() == [1]
+    world.router.step()
+    assert world.at_rest()
+
+
+async def test_a_write_that_fails_ends_the_text(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+
+    async def write(_part: Part) -> None:
+        raise ConnectionError
+
+    reading = world.begin("ab", write=write)
+    await world.until("the worker has it", world.router.under_way)
+    world.router.step()
+    with pytest.raises(ConnectionError):
+        await reading.end()
+    world.router.step()
+    assert world.at_rest()
+
+
+# ------------------------------------------------------------ lost workers
+
+
+async def test_what_has_grown_fails_with_its_worker_and_what_has_not_begins_again(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    grown = world.begin("ab", max_tokens=4)
+    await world.until("one", lambda: world.router.under_way() == 1)
+    world.router.step()
+    fresh = world.begin("xy", max_tokens=2)
+    await world.until("two", lambda: world.router.under_way() == 2)
+    world.lose(next(iter(world.workers.workers())))
+    with pytest.raises(ProcessLost, match="can't go on elsewhere"):
+        await grown.end()
+    assert grown.text == "A"
+    world.greet("worker-1")
+    await world.until("it begins again", lambda: world.router.under_way() == 1)
+    world.router.step(2)
+    await fresh.end()
+    assert fresh.text == "XY"
+    assert world.at_rest()
+
+
+async def test_a_suspect_takes_no_other_text_with_it_until_its_prompt_has_gone_through(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    suspect = world.begin("su", max_tokens=3)
+    await world.until("it is begun", world.router.under_way)
+    world.lose(next(iter(world.workers.workers())))
+    world.greet("worker-1")
+    other = world.begin("ot", max_tokens=3)
+    await world.until("it waits", world.in_line)
+    assert world.router.order == ["su", "su"]
+    world.router.step()
+    assert world.router.order == ["su", "su", "ot"]
+    world.router.step(3)
+    await suspect.end()
+    await other.end()
+
+
+async def test_a_text_that_ends_two_workers_is_quarantined(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("poison", max_tokens=3)
+    for name in ("worker-1", "worker-2"):
+        await world.until("it is begun", world.router.under_way)
+        world.lose(next(iter(world.workers.workers())))
+        world.greet(name)
+    with pytest.raises(LostTwice):
+        await reading.end()
+    assert len(world.quarantine) == 1
+    assert world.at_rest()
+
+
+async def test_a_worker_that_does_not_come_back_is_waited_for_only_so_long() -> None:
+    world = TextWorld(return_limit_ms=1)
+    worker = world.greet()
+    world.router.steps_by_itself = False
+    world.lose(worker)
+    reading = world.begin("ab")
+    await world.until("it waits", lambda: world.generation.models() == {world.model})
+    await asyncio.sleep(0.002)  # the setting's limit
+    world.generation.tick(Pauses())
+    with pytest.raises(ProcessLost, match=r"worker\.return_limit_ms"):
+        await reading.end()
+    assert world.at_rest()
+    world.close()
+
+
+async def test_a_worker_that_lost_the_version_meanwhile_gives_the_text_back(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    world.model.state.on_demand = True
+    wanted = []
+    world.generation.lobby.wanted = wanted.append
+    reading = world.begin("ab", max_tokens=1)
+    await world.until("it is begun", world.router.under_way)
+    (worker,) = world.workers.workers()
+    world.evict(worker)
+    await world.until("it is wanted", lambda: wanted == [world.model])
+    world.load(worker.identity)
+    await world.until("it is begun again", world.router.under_way)
+    world.router.step()
+    await reading.end()
+    assert world.at_rest()
+
+
+async def test_unloading_answers_what_waits(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    readings = [world.begin("ab", max_tokens=8) for _ in range(5)]
+    await world.until("one waits", world.in_line)
+    world.generation.withdraw(world.model)
+    with pytest.raises(NotReady, match="was unloaded"):
+        await readings.pop().end()
+    assert world.model.requests == 4  # who reads along keeps the version in use
+    world.router.step(8)
+    for reading in readings:
+        await reading.end()
+    world.generation.forget(1)
+    assert world.generation.lobby.versions == {}
+
+
+async def test_debug_and_gauges_show_what_is_reserved(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=8)
+    await world.until("it is begun", world.router.under_way)
+    (told,) = world.shown.describe()["generation"]
+    assert (told["running_sequences"], told["tokens_reserved"], told["tokens_capacity"]) == (1, 10, 128)
+    version = world.model.version
+    assert world.sample("headrace_generation_running", version=version) == 1
+    assert world.sample("headrace_generation_tokens_reserved", version=version) == 10
+    world.router.step(8)
+    await reading.end()
+    assert world.sample("headrace_generation_running", version=version) == 0
+
+
+async def test_a_router_without_room_is_tried_again(world: TextWorld) -> None:
+    world.router.full = True
+    reading = world.begin("ab", max_tokens=2)
+    await world.until("it waits", world.in_line)
+    world.router.full = False
+    world.generation.tick(Pauses())
+    await reading.end()
+    assert reading.text == "AB"
