@@ -16,7 +16,9 @@ from gateway.served import ServedModel
 from gateway.state import ModelState
 from gateway.statistics import Statistics
 from shared.errors import HeadraceError
+from shared.pipelines._yolo import YoloRows
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig
+from shared.pipelines.object_detection import ObjectDetection, ObjectDetectionConfig
 from shared.pipelines.tensor import DeclaredTensor, TensorConfig, TensorPipeline
 from shared.results import Classification, Label, Tensors
 from shared.results import Result as FlowResult
@@ -45,6 +47,13 @@ def classifier(name: str = "classifier", classes: int = 4) -> ServedModel:
     labels = tuple(f"label {number}" for number in range(classes))
     pipeline = ImageClassification(ImageClassificationConfig(size=8), Path(), labels)
     return ServedModel(2, ModelState(name=name, version=VERSION, phase="ready"), pipeline, LIMITS)  # type: ignore[arg-type]  # as the loader gives it
+
+
+def detector(name: str = "detector") -> ServedModel:
+    """A model with an image in and boxes out."""
+    config = ObjectDetectionConfig(size=8, head=YoloRows())
+    pipeline = ObjectDetection(config, Path(), ("cat", "dog"))
+    return ServedModel(3, ModelState(name=name, version=VERSION, phase="ready"), pipeline, LIMITS)  # type: ignore[arg-type]  # as the loader gives it
 
 
 def identity_models() -> list[ServedModel]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from gateway.api.open_inference import detections
 from gateway.api.parse import shown
 from gateway.state import ModelState, comes_by_request
 from shared.errors import InvalidInput, UnknownModel, UnknownVersion
@@ -76,6 +77,8 @@ def view_of(model: Served) -> ModelView:
     if spec.kind == "tensors":
         return ModelView(spec.inputs, spec.outputs)
     inputs = (TensorSpec(name=spec.kind, datatype="BYTES", shape=(1,)),)
+    if detections.finds_boxes(spec):
+        return ModelView(inputs, detections.OUTPUTS)
     classifies = {output.name for output in spec.outputs} == {SCORES, CLASSES}
     return ModelView(inputs, _CLASSIFICATION if classifies else spec.outputs)
 

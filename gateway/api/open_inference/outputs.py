@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from gateway.api.open_inference import datatypes
+from gateway.api.open_inference import datatypes, detections
 from gateway.api.open_inference.model import InferOutput, InferRequestedOutput, Parameters
 from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, ModelView, Served
 from gateway.api.open_inference.parameters import whole_number
 from gateway.api.parse import shown
 from gateway.request import Answer
 from shared.errors import HeadraceError, InternalFault, InvalidInput
-from shared.results import Classification, Embedding, Tensors, Text
+from shared.results import Classification, Detections, Embedding, Tensors, Text
 from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, Array, RawTensor, pack_bytes
 
 CLASSIFICATION = "classification"
@@ -25,13 +25,21 @@ def check_asked(model: Served, view: ModelView, asked: list[InferRequestedOutput
             names = ", ".join(declared)[:300]
             raise InvalidInput(f"output {shown(one.name)} is not one of model {shown(model.name)}: it has {names}")
         if CLASSIFICATION in one.parameters:
+            _check_has_classes(model, one.name)
             k = whole_number(f"output {shown(one.name)}", one.parameters, CLASSIFICATION, None)
             if k < 1:
                 raise InvalidInput(f"output {shown(one.name)}: parameter {CLASSIFICATION} is 0; it is 1 or more")
-            if one.name == CLASSES and model.spec.kind == "image":
-                raise InvalidInput(f"output {CLASSES} holds class numbers, no scores; ask for {SCORES} as classes")
             if spec.datatype == datatypes.BYTES:
                 raise InvalidInput(f"output {shown(one.name)} is BYTES; only numbers can be answered as classes")
+
+
+def _check_has_classes(model: Served, name: str) -> None:
+    if detections.finds_boxes(model.spec):
+        raise InvalidInput(
+            f"output {shown(name)}: parameter {CLASSIFICATION} has no meaning for boxes; ask for {LABELS}"
+        )
+    if name == CLASSES and model.spec.kind == "image":
+        raise InvalidInput(f"output {CLASSES} holds class numbers, no scores; ask for {SCORES} as classes")
 
 
 def with_classes_asked(model: Served, options: Parameters, asked: list[InferRequestedOutput]) -> Parameters:
@@ -72,6 +80,8 @@ def _tensors(model: Served, answer: Answer) -> list[RawTensor]:
         return _joined([result for result in results if isinstance(result, Tensors)])
     if isinstance(first, Classification):
         return _classification([result for result in results if isinstance(result, Classification)])
+    if isinstance(first, Detections):
+        return detections.tensors([result for result in results if isinstance(result, Detections)])
     name = model.spec.outputs[0].name
     if isinstance(first, Embedding):
         vectors = [result.values for result in results if isinstance(result, Embedding)]

@@ -13,7 +13,7 @@ from gateway.api.open_inference.models import view_of
 from gateway.request import Answer
 from gateway.served import ServedModel
 from shared.errors import HeadraceError, InvalidInput, NonfiniteOutput
-from shared.results import Detections, Embedding, Result, Tensors, Text
+from shared.results import Embedding, Entities, Result, Tensors, Text
 from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, Tensor, element_views, pack_bytes
 from tests.support.open_inference_parts import classifier, declared, tensor_model
 
@@ -69,7 +69,7 @@ def test_texts_embeddings_and_what_has_no_tensor_form() -> None:
     assert (vectors.name, vectors.shape) == ("y", (2, 2))
     assert (texts.shape, texts.data) == ((1, 1), pack_bytes(["é".encode()]))
     with pytest.raises(InvalidInput, match=r"headrace\.v1\.Inference"):
-        outputs.selected(model_of("FP32"), answer(Detections([], 1, 1)), [])
+        outputs.selected(model_of("FP32"), answer(Entities([])), [])
 
 
 NUMBERS = sorted(set(DTYPES) - {"BYTES", "BF16"})
