@@ -11,6 +11,7 @@ import msgspec
 from gateway.cost_model import QueueKey
 from gateway.fair_share import Share
 from gateway.request import DEFAULT_PRIORITY
+from shared.lengths import rows_within, sizes_within
 
 NOT_WAITING = 0
 LATE = -1
@@ -50,7 +51,10 @@ class BatchLimits(msgspec.Struct, frozen=True):
     weight: float = 1.0
     """Share of the worker's time, in relation to the other models that have something to run."""
     item_rows: int = 0
-    """Rows that an item may have, where that is more than `max_rows`: it was made before the limit was lowered."""
+    """Rows that an item may have, where that is more than `max_rows`: it was made before the limit was lowered, or is
+    of a bucket whose batches have fewer rows."""
+    max_tokens: int | None = None
+    """Rows times the longest free dimension of a batch; an item that has more by itself runs alone."""
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes)):
@@ -66,8 +70,12 @@ class BatchLimits(msgspec.Struct, frozen=True):
         """The same for a worker whose memory holds `rows` at once."""
         if rows >= self.max_rows:
             return self
-        sizes = (*(size for size in self.sizes if size < rows), rows)
+        sizes = sizes_within(self.sizes, rows)
         return msgspec.structs.replace(self, max_rows=rows, sizes=sizes, item_rows=max(self.max_rows, self.item_rows))
+
+    def of(self, bucket: tuple[int, ...]) -> "BatchLimits":
+        """The same for the queue of one bucket."""
+        return self.capped(rows_within(self.max_tokens, bucket, self.max_rows))
 
     def padded(self, rows: int) -> int:
         """The smallest allowed size that holds `rows`; `rows` itself above the largest one."""

@@ -65,7 +65,7 @@ class Batcher:
         self._limits[model] = limits
         for queue in self._queues.values():
             if queue.key.model == model:
-                queue.limits = limits
+                queue.limits = limits.of(queue.key.bucket)
 
     def forget(self, model: int) -> list[QueuedItem]:
         """Drop a model's limits and queues; returns the items that were still waiting, which have left now."""
@@ -97,7 +97,8 @@ class Batcher:
         place = (key, item.priority, item.alone)
         queue = self._queues.get(place)
         if queue is None:
-            queue = self._queues[place] = Queue(place, limits, self._shares.join(key.model, item.priority))
+            share = self._shares.join(key.model, item.priority)
+            queue = self._queues[place] = Queue(place, limits.of(key.bucket), share)
         queue.push(item, next(self._tickets))
         self._waiting[item.item] = item
 
@@ -155,8 +156,6 @@ class Batcher:
     def expired(self, now_s: float) -> list[QueuedItem]:
         """Take out and return the items whose deadline has come or, as `next_batch` found, can't be met any more."""
         self._set_late_aside(now_s)
-        if not self._late:
-            return []
         late, self._late = self._late, []
         expired = []
         for item in late:
@@ -186,6 +185,10 @@ class Batcher:
     def waiting_rows(self, model: int) -> int:
         """Rows of a model that wait for a batch."""
         return sum(queue.rows for queue in self._queues.values() if queue.key.model == model)
+
+    def has_full(self, model: int) -> bool:
+        """Whether enough waits for a whole batch of the model."""
+        return any(queue.rows >= queue.limits.max_rows for queue in self._queues.values() if queue.key.model == model)
 
     def __len__(self) -> int:
         """Items that have not left yet."""
@@ -242,11 +245,10 @@ class Batcher:
         batches until everybody is late.) 0: none was left in time, so the queue is to be chosen again. An idle worker
         keeps one item in any case.
         """
-        limits = queue.limits
         before = queue.items
         while queue.items > keep:  # those who could not even run alone
             head = queue.deadlines[0][2]
-            if start_s + self._needs_s(queue.key, limits.padded(head.rows)) <= head.deadline_s:
+            if start_s + self._needs_s(queue.key, queue.limits.padded(head.rows)) <= head.deadline_s:
                 break
             self._set_aside(queue)
         if queue.items < before:

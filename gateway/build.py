@@ -78,7 +78,13 @@ def served_model(
     """
     found = repository.open(name, version, config)
     batching = found.batching(settings.batching)
-    limits = BatchLimits(batching.max_rows, batching.max_wait_ms / 1000, tuple(batching.sizes), batching.weight)
+    limits = BatchLimits(
+        batching.max_rows,
+        batching.max_wait_ms / 1000,
+        tuple(batching.sizes),
+        batching.weight,
+        max_tokens=batching.max_tokens,
+    )
     state = ModelState(found.name, found.version, "no_worker", NO_WORKER, on_demand=found.config.load == "on_demand")
     model = ServedModel(number, state, load_pipeline(found, torch_allowed=False), limits)
     model.config = found.config_bytes

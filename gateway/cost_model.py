@@ -5,7 +5,7 @@ least-squares line that always passes through the weighted mean of what was obse
 its slope leans on the seed as far as the observed batches have all had the same size and say nothing about it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 MEMORY_BATCHES = 16.0
 """Weight of the past in batches: the level follows a lasting change within a few dozen batches."""
@@ -36,6 +36,9 @@ class CostLine(NamedTuple):
     row_s: float
 
 
+Measured: TypeAlias = list[tuple[int, float]]
+"""(rows, seconds) of batches."""
+
 MOST_BUCKETS = 64
 """Shapes of one model with figures of their own; more would only remember what nobody sends any more."""
 
@@ -43,8 +46,9 @@ MOST_BUCKETS = 64
 class CostModel:
     """Predicts the seconds of a batch; used by the batcher (when to go) and at the door (what can't finish).
 
-    A queue without figures of its own borrows those of its model's fixed shape, `QueueKey(model, ())`; with none at
-    all the prediction is 0.0: nothing is held against a deadline before something is known.
+    A queue without figures of its own borrows those of its model as a whole, `QueueKey(model, ())`, which all of the
+    model's batches teach; with none at all the prediction is 0.0: nothing is held against a deadline before something
+    is known.
     """
 
     __slots__ = ("_fits",)
@@ -52,7 +56,7 @@ class CostModel:
     def __init__(self) -> None:
         self._fits: dict[QueueKey, _Fit] = {}
 
-    def seed(self, key: QueueKey, batches: list[tuple[int, float]]) -> None:
+    def seed(self, key: QueueKey, batches: Measured) -> None:
         """Start afresh from warm-up measurements: (rows, seconds) of one batch per allowed size.
 
         The slowest batch so far is kept. Measurements that are no positive numbers are left out; without any left,
@@ -65,8 +69,22 @@ class CostModel:
         fit.slowest_s = max(fit.slowest_s, self.slowest(key))
         self._fits[key] = fit
 
+    def seed_model(self, model: int, batches: Measured, buckets: list[tuple[tuple[int, ...], Measured]]) -> None:
+        """Start a model afresh; `buckets`: the measurements of each, where its rows differ in length, shortest first.
+
+        The middle one then stands for the model as a whole, until batches have shown which lengths come.
+        """
+        for bucket, measured in buckets:
+            self.seed(QueueKey(model, tuple(bucket)), measured)
+        self.seed(QueueKey(model), buckets[len(buckets) // 2][1] if buckets else batches)
+
     def observe(self, key: QueueKey, rows: int, seconds: float) -> None:
         """Learn from one finished batch; a measurement that is no positive number is ignored."""
+        self._learn(key, rows, seconds)
+        if key.bucket:
+            self._learn(QueueKey(key.model), rows, seconds)
+
+    def _learn(self, key: QueueKey, rows: int, seconds: float) -> None:
         if not _usable(rows, seconds):
             return
         fit = self._fits.get(key)

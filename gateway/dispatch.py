@@ -128,7 +128,7 @@ class Dispatcher(WorkerEvents):
         if message.model not in self._models:
             return
         if len(self._workers.with_model(message.model)) == 1:  # else the others have shown how long it really takes
-            self._cost.seed(QueueKey(message.model, ()), message.batch_s)
+            self._cost.seed_model(message.model, message.batch_s, message.buckets)
         self._models.count_workers(self._workers.with_model)
         for work in self.parked.take(message.model):
             self._enqueue(work)
@@ -219,7 +219,7 @@ class Dispatcher(WorkerEvents):
     def _is_full(self, worker: Worker) -> bool:
         """Early staging is for one model only: it would put a whole batch ahead of a rare one that comes meanwhile."""
         (number,) = worker.loaded if len(worker.loaded) == 1 else (0,)
-        return number > 0 and self._batcher.waiting_rows(number) >= self._models[number].max_rows
+        return number > 0 and self._batcher.has_full(number)
 
     def _send_to(self, worker: Worker, models: set[int], now: float) -> bool:
         """Send the batcher's next batch; False when there is none for this worker."""

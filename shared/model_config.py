@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shared import strict_yaml
 from shared.errors import ExitCode, StartupError
 from shared.mistakes import first_of, sentences, stray_booleans, unknown_keys
-from shared.settings import Rows, Weight
+from shared.settings import Rows, Tokens, Weight
 from shared.strict_yaml import YamlError
 
 CONFIG_FILE = "model.yaml"
@@ -32,6 +32,7 @@ class BatchingOverride(BaseModel):
     max_rows: Rows | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] | None = None
     sizes: tuple[Rows, ...] | None = None
+    max_tokens: Tokens | None = None
     weight: Weight | None = None
 
 

@@ -79,6 +79,9 @@ class ModelLoaded(Message, tag="loaded"):
     """What was expected of `memory_bytes` before the load."""
     generation: GenerationLimits | None = None
     """Only of a version that generates text; `batch_s` is empty then."""
+    buckets: list[tuple[tuple[int, ...], list[tuple[int, float]]]] = []
+    """Of a version whose items differ in length: for each bucket (`Pipeline.bucket`) that was warmed, shortest first,
+    what `batch_s` is for all others; `batch_s` is of the first one then."""
 
 
 class ModelEvicted(Message, tag="evicted"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 
 from shared.errors import InvalidOption
+from shared.lengths import Shapes, fitting
 from shared.options import finite
 from shared.results import Result
 from shared.tensors import Array, RawTensor, TensorSpec
@@ -134,7 +135,7 @@ class Pipeline(abc.ABC, Generic[O]):
         """
         return raw.tensors
 
-    def warm_shapes(self) -> Sequence[tuple[tuple[int, ...], ...]]:
+    def warm_shapes(self) -> Sequence[Shapes]:
         """For free dimensions: the shapes that batches are padded up to, rising; one per row and input in each of them.
 
         The worker runs all of them before the version is ready, so that no caller pays for a first time, and measures
@@ -191,17 +192,6 @@ class Pipeline(abc.ABC, Generic[O]):
             return finite(msgspec.convert(given, self.options_type))  # type: ignore[return-value]  # options_type is O's class
         except msgspec.ValidationError as error:
             raise InvalidOption(_option_sentence(str(error), given, self.options_type)) from None
-
-
-def fitting(
-    allowed: Sequence[tuple[tuple[int, ...], ...]], shapes: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...] | None:
-    """The first of the `allowed` shapes (one per input, without rows) that holds these; None: none does."""
-    for each in allowed:
-        pairs = zip(each, shapes, strict=True)
-        if all(len(room) == len(shape) and all(map(int.__ge__, room, shape)) for room, shape in pairs):
-            return each
-    return None
 
 
 def _option_sentence(text: str, given: dict[str, Any], options_type: type[Options]) -> str:

@@ -22,6 +22,8 @@ from shared.settings_base import (
 
 Rows = Annotated[int, Field(ge=1, le=4096)]
 """Of one batch."""
+Tokens = Annotated[int, Field(ge=1, le=2**24)]
+"""Of one batch: rows times their length."""
 Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 """Of one model, against the others."""
 MAX_WORKERS = 64
@@ -113,6 +115,9 @@ class BatchingSettings(Group):
     sizes: tuple[Rows, ...] = (1, 2, 4, 8, 16, 32)
     """Allowed batch sizes, each one warmed before ready; the last is max_rows. Given only one of the two, the other
     follows: powers of two up to max_rows, or the last of sizes."""
+    max_tokens: Tokens | None = None
+    """Rows times the length that they are padded to, where rows differ in length (texts): a batch of long ones has
+    fewer rows. None: `max_rows` alone counts."""
     weight: Weight = 1.0
     """Share of the worker's time while several models have something to run: 2 gets twice as much as 1."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 
 from shared.errors import ExitCode, StartupError
+from shared.lengths import Shapes
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
 from shared.tensors import Array, TensorSpec
 from shared.text_tokens import Tokeniser, Tokens
@@ -84,7 +85,7 @@ class TextPipeline(Pipeline[O]):
         """`tokens` INT32 [-1], as long as the text; outputs as the task has them."""
         return PipelineSpec(kind="text", inputs=(_tokens(self.config),), outputs=self.outputs())
 
-    def warm_shapes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def warm_shapes(self) -> tuple[Shapes, ...]:
         """One for each length."""
         return tuple(((length,),) for length in self.lengths)
 

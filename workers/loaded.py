@@ -61,6 +61,8 @@ class LoadedVersion:
         self.raw = pipeline.passthrough
         """Raw tensors: what is not finite in them is the caller's to judge."""
         self.batch_s = batch_s
+        self.buckets: list[tuple[tuple[int, ...], list[tuple[int, float]]]] = []
+        """The same for each length of rows, where they differ (`ModelLoaded.buckets`)."""
         self.load_s = 0.0
         self.stages_s: dict[str, float] = {}
         """`load_s` by stage, and what it waited for memory."""

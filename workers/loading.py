@@ -11,16 +11,13 @@ from shared.pipeline import Pipeline
 from shared.pipeline_loader import load_pipeline
 from shared.repository import ModelVersion, Repository
 from shared.settings import Settings
-from shared.tensors import Array
 from workers import estimates
-from workers.backends import examples, numpy_backend, simulated
-from workers.backends.base import Device, LoadFailed, OutOfMemory, Runner
+from workers.backends import numpy_backend, simulated
+from workers.backends.base import Device, LoadFailed, Runner
 from workers.loaded import Key, LoadedVersion
 from workers.precision import choose
 from workers.stages import Stages
-
-LONG_WARM_UP_S = 1.0
-"""A size whose first pass took longer is not run a second time only to measure it."""
+from workers.warm_up import Steps, warm_up
 
 _log = get_logger()
 
@@ -59,16 +56,17 @@ class Loader:
         with stages("read"):
             version = self._open(key, config)
             pipeline = load_pipeline(version, torch_allowed=True)
-            sizes = version.batching(self._settings.batching).sizes
+            batching = version.batching(self._settings.batching)
         with stages("build"):
             runner = self._runner(version, pipeline, stages)
         with stages("warm_up"):
-            batch_s = self._warm_up(runner, pipeline, sizes, version.name)
+            graphs = self._settings.worker.cuda_graphs
+            steps = Steps(self._stopping, self._give_way)
+            warmth = warm_up(runner, pipeline, batching, version.name, steps, graphs=graphs)
             runner.weigh()
-        loaded = LoadedVersion(key, runner, pipeline, batch_s)
+        loaded = LoadedVersion(key, runner, pipeline, warmth.batch_s)
+        loaded.buckets, loaded.row_cap = warmth.buckets, warmth.row_cap
         loaded.stages_s = stages.seconds
-        if len(batch_s) < len(sizes):
-            loaded.row_cap = batch_s[-1][0]
         loaded.load_s = now_s() - started_s
         _log.info(
             "model loaded",
@@ -105,56 +103,6 @@ class Loader:
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
         sizes = version.batching(self._settings.batching).sizes if worker.compile else ()
         return torch_backend.load(version, pipeline, self._device, precision, compile_for=sizes, stages=stages)
-
-    def _warm_up(
-        self, runner: Runner, pipeline: Pipeline[Any], sizes: tuple[int, ...], name: str
-    ) -> list[tuple[int, float]]:
-        """Run every allowed batch size, so that no caller pays for a first time; (rows, seconds) of each.
-
-        Ends early at the first size that does not fit the device's memory. What the runner makes faster plans for is
-        measured with them.
-        """
-        rows = examples.rows(pipeline.spec.inputs, sizes[-1])
-        measured = self._run_all(runner, rows, sizes, name)
-        if runner.precision == "fp16":  # the way back from an overflow is warm, too
-            _time(runner, [array[: sizes[0]] for array in rows], sizes[0], fp32=True)
-        if not self._settings.worker.cuda_graphs or self._stopping():
-            return measured
-        planned = set(runner.prepare(rows, [size for size, _ in measured]))
-        return [
-            (size, self._pass(runner, [array[:size] for array in rows], size) if size in planned else seconds)
-            for size, seconds in measured
-        ]
-
-    def _run_all(self, runner: Runner, rows: list[Array], sizes: tuple[int, ...], name: str) -> list[tuple[int, float]]:
-        measured: list[tuple[int, float]] = []
-        for size in sizes:
-            if self._stopping():
-                raise LoadFailed(f"model {name}: the worker stops")
-            item = [array[:size] for array in rows]
-            try:
-                first_s = self._pass(runner, item, size)
-                measured.append((size, first_s if first_s > LONG_WARM_UP_S else self._pass(runner, item, size)))
-            except OutOfMemory:
-                if not measured:
-                    raise LoadFailed(f"model {name}: {size} row(s) do not fit the device's memory") from None
-                _log.warning(
-                    "the device is out of memory for larger batches", model=name, rows=size, max_rows=measured[-1][0]
-                )
-                break
-        return measured
-
-    def _pass(self, runner: Runner, item: list[Any], size: int) -> float:
-        """One pass, and then a pause where batches are run."""
-        seconds = _time(runner, item, size)
-        self._give_way(seconds)
-        return seconds
-
-
-def _time(runner: Runner, item: list[Any], size: int, *, fp32: bool = False) -> float:
-    started_s = now_s()
-    runner.run([item], size, "fp32" if fp32 else runner.precision)
-    return now_s() - started_s
 
 
 def served(settings: Settings) -> list[tuple[Key, bytes]]:

@@ -265,4 +265,5 @@ def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
         loaded.row_cap,
         loaded.stages_s,
         loaded.estimated_bytes,
+        buckets=loaded.buckets,
     )

@@ -8,10 +8,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shared.tensors import Array
+from shared.lengths import Shapes, fitting
+from shared.tensors import Array, TensorSpec
 
 Inputs = Sequence[Sequence[Array]]
 """Per item: one array per input spec, first dimension its rows; views of arena memory or of the message."""
+
+
+class Padding:
+    """Gives the items of a batch one shape: that of the largest, or the next one that has been warmed."""
+
+    def __init__(self, specs: Sequence[TensorSpec], allowed: Sequence[Shapes] = ()) -> None:
+        """`allowed`: shapes to round up to, where the device runs each shape from a prepared plan; else none."""
+        self.fills = tuple(spec.fill for spec in specs)
+        """Per input: what stands where an item is smaller than the batch."""
+        self._allowed = allowed
+
+    def shapes(self, columns: Sequence[Sequence[Array]]) -> list[tuple[int, ...]]:
+        """Per input `[rows, …]` of the batch, of each input's arrays of all items."""
+        exact = [batch_shape(arrays) for arrays in columns]
+        rounded = fitting(self._allowed, [shape[1:] for shape in exact])
+        return exact if rounded is None else [(shape[0], *rest) for shape, rest in zip(exact, rounded, strict=True)]
 
 
 def batch_shape(arrays: Sequence[Array]) -> tuple[int, ...]:
@@ -23,22 +40,24 @@ def batch_shape(arrays: Sequence[Array]) -> tuple[int, ...]:
 class HostStaging:
     """One growing buffer per input. The arrays it returns are valid until the next `gather`."""
 
-    def __init__(self) -> None:
+    def __init__(self, padding: Padding) -> None:
+        self.padding = padding
         self._buffers: list[Array] = []
 
     def gather(self, items: Inputs) -> list[Array]:
-        """One array `[rows, …]` per input; items smaller than others are filled up with zeros."""
-        return [self._gather(number, arrays) for number, arrays in enumerate(zip(*items, strict=True))]
+        """One array `[rows, …]` per input; where an item is smaller than others stands the input's fill value."""
+        columns = list(zip(*items, strict=True))
+        shapes = self.padding.shapes(columns)
+        return [self._gather(number, arrays, shapes[number]) for number, arrays in enumerate(columns)]
 
-    def _gather(self, number: int, arrays: Sequence[Array]) -> Array:
-        shape = batch_shape(arrays)
+    def _gather(self, number: int, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
         batch = self._buffer(number, math.prod(shape) * arrays[0].itemsize).view(arrays[0].dtype).reshape(shape)
         row = 0
         for array in arrays:
             rows = len(array)
             target = batch[row : row + rows]
             if array.shape[1:] != shape[1:]:
-                target[...] = 0
+                target[...] = self.padding.fills[number]
                 target = target[(slice(None), *(slice(size) for size in array.shape[1:]))]
             np.copyto(target, array)
             row += rows

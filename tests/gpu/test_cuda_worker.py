@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shared.settings import BatchingSettings, Settings
-from shared.tensors import SlotRef
+from shared.tensors import SlotRef, TensorSpec
 from tests.support.worker_parts import ToyPipeline, TwoSidedArena, batch, item, loaded, toy_model
 from workers.backends import torch_backend, torch_device
 from workers.backends.base import OutOfMemory, Precision
@@ -26,7 +26,7 @@ from workers.engine import run_batch
 from workers.loading import Loader
 from workers.model_pool import Key
 from workers.networks.efficientnet_lite import efficientnet_lite0
-from workers.staging import Inputs
+from workers.staging import Inputs, Padding
 
 MODEL_YAML = "pipeline: toy:Toy\nbackend: torch\nnetwork: mine:network\n"
 CODE = "from torch import nn\n\n\ndef network():\n    return nn.Linear(4, 4)\n"
@@ -117,7 +117,8 @@ def test_rows_come_straight_from_the_pinned_arena(cuda: CudaDevice) -> None:
 
 
 def gathered(device: CudaDevice, items: Inputs, padded_rows: int) -> list[list[float]]:
-    lane = Lane(device.streams, device.is_pinned)
+    spec = TensorSpec(name="x", datatype="FP32", shape=(-1,))
+    lane = Lane(device.streams, device.is_pinned, Padding((spec,)))
     with device.streams.copying():
         (rows,) = lane.gather(items, padded_rows)
     device.streams.settle()

@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
     queue: Queue
     what: str
-    """`copy`, `zero`, `call` or `replay`."""
+    """`copy`, `fill`, `call` or `replay`."""
     rows: int
     start_s: float
     end_s: float
@@ -127,9 +127,9 @@ class FakeStreams(Streams):
         seconds = self.copy_s * len(target) if self._queue == "copies" else 0.0
         self._put("copy", len(target), seconds, lambda: target.copy_(source))
 
-    def zero(self, target: Tensor) -> None:
+    def fill(self, target: Tensor, value: int) -> None:
         """See Streams."""
-        self._put("zero", len(target), 0.0, target.zero_)
+        self._put("fill", len(target), 0.0, lambda: target.fill_(value))
 
     def call(self, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The shapes come from running it now, the numbers from running it when its time has come."""

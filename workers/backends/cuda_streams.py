@@ -92,9 +92,9 @@ class CudaStreams(Streams):
         """See Streams."""
         target.copy_(source, non_blocking=True)
 
-    def zero(self, target: Tensor) -> None:
+    def fill(self, target: Tensor, value: int) -> None:
         """See Streams."""
-        target.zero_()
+        target.fill_(value)
 
     def call(self, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """See Streams."""

@@ -55,7 +55,7 @@ def check_rows(network: nn.Module, pipeline: Pipeline[Any], device: TorchDevice,
 def _try(network: nn.Module, pipeline: Pipeline[Any], device: TorchDevice, size: int) -> Exception | None:
     specs = pipeline.spec.inputs
     with torch.inference_mode():
-        inputs = [torch.from_numpy(array).to(device.device) for array in examples.rows(specs, size)]
+        inputs = [torch.from_numpy(array).to(device.device) for array in examples.of(pipeline, size)]
         arguments: Sequence[Any] = pipeline.normalise({s.name: each for s, each in zip(specs, inputs, strict=True)})
         try:
             network(*arguments)

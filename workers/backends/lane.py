@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.tensors import Array
 from workers.backends.streams import Streams
-from workers.staging import Inputs, batch_shape
+from workers.staging import Inputs, Padding
 
 IsPinned = Callable[[Array], bool]
 """Whether the device copies an array by itself: whether it lies in a registered arena."""
@@ -22,7 +22,8 @@ IsPinned = Callable[[Array], bool]
 class Lane:
     """Buffers that grow to the largest batch so far and are used again."""
 
-    def __init__(self, streams: Streams, is_pinned: IsPinned) -> None:
+    def __init__(self, streams: Streams, is_pinned: IsPinned, padding: Padding) -> None:
+        self._padding = padding
         self._streams = streams
         self._is_pinned = is_pinned
         self._on_device: list[Tensor] = []
@@ -30,32 +31,32 @@ class Lane:
         self._results: list[Tensor] = []
 
     def gather(self, items: Inputs, padded_rows: int) -> list[Tensor]:
-        """One tensor `[padded_rows, …]` per input on the device, queued inside `copying`; zeros in the padding.
+        """One tensor `[padded_rows, …]` per input on the device, queued inside `copying`; padding has its fill value.
 
         Rows of the arena are copied from where they lie: they stay the worker's until it has answered. Others come
         inside messages and go through pinned memory.
         """
-        columns = enumerate(zip(*items, strict=True))
-        return [self._gather(number, arrays, padded_rows) for number, arrays in columns]
+        columns = list(zip(*items, strict=True))
+        shapes = [(max(rows, padded_rows), *rest) for rows, *rest in self._padding.shapes(columns)]
+        return [self._gather(number, arrays, shapes[number]) for number, arrays in enumerate(columns)]
 
     def fetch(self, outputs: Sequence[Tensor], rows: int) -> list[Tensor]:
         """Queue copies of the first `rows` rows of each into pinned memory, which they are views of."""
         return [self._fetch(number, output[:rows]) for number, output in enumerate(outputs)]
 
-    def _gather(self, number: int, arrays: Sequence[Array], padded_rows: int) -> Tensor:
-        rows, *rest = batch_shape(arrays)
-        shape = (max(rows, padded_rows), *rest)
+    def _gather(self, number: int, arrays: Sequence[Array], shape: tuple[int, ...]) -> Tensor:
         nbytes = math.prod(shape) * arrays[0].itemsize
         batch = _grown(self._on_device, number, nbytes, self._streams.buffer).view(_kind(arrays[0])).view(shape)
-        if any(array.shape[1:] != tuple(rest) for array in arrays):
-            self._streams.zero(batch)  # around the rows of the smaller items, too
+        rows, rest, fill = sum(len(array) for array in arrays), shape[1:], self._padding.fills[number]
+        if any(array.shape[1:] != rest for array in arrays):
+            self._streams.fill(batch, fill)  # around the rows of the smaller items, too
         elif rows < len(batch):
-            self._streams.zero(batch[rows:])
+            self._streams.fill(batch[rows:], fill)
         sources = self._sources(number, arrays)
         row = 0
         for array, source in zip(arrays, sources, strict=True):
             target = batch[row : row + len(array)]
-            if array.shape[1:] != tuple(rest):
+            if array.shape[1:] != rest:
                 target = target[(slice(None), *(slice(size) for size in array.shape[1:]))]
             self._streams.copy(target, source)
             row += len(array)

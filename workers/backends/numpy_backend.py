@@ -4,7 +4,7 @@
 out (an array, or a tuple of them). BYTES arrive and leave as arrays of Python bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from shared.pipeline_loader import load_object
 from shared.repository import ModelVersion, Repository
 from shared.tensors import DTYPES, Array
 from workers.backends.base import Forward, LoadFailed, Mask, NotAsDeclared, Precision, Runner
-from workers.staging import Inputs
+from workers.staging import Inputs, batch_shape
 
 Network = Callable[..., Any]
 
@@ -29,12 +29,15 @@ class NumpyRunner(Runner):
 
     def __init__(self, network: Network, spec: PipelineSpec) -> None:
         self._network = network
+        self._inputs = spec.inputs
         self._outputs = spec.outputs
 
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:  # noqa: ARG002 - the port's signature
         """Rows side by side, one call. Raises NotAsDeclared when the outputs are not what the pipeline declares."""
         started_s = now_s()
-        inputs = [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in zip(*items, strict=True)]
+        inputs = [
+            _together(arrays, spec.fill) for arrays, spec in zip(zip(*items, strict=True), self._inputs, strict=True)
+        ]
         copied_s = now_s()
         answer = self._network(*inputs)
         outputs = [np.ascontiguousarray(output) for output in (answer if isinstance(answer, tuple) else (answer,))]
@@ -58,6 +61,20 @@ def load(version: ModelVersion, spec: PipelineSpec) -> NumpyRunner:
     if not callable(network):
         raise LoadFailed(f"model {version.name}: {version.config.network} did not return a function")
     return NumpyRunner(network, spec)
+
+
+def _together(arrays: Sequence[Array], fill: int) -> Array:
+    """All rows; smaller items are filled up to the largest."""
+    if len(arrays) == 1:
+        return arrays[0]
+    shape = batch_shape(arrays)
+    if all(array.shape[1:] == shape[1:] for array in arrays):
+        return np.concatenate(arrays)
+    batch, row = np.full(shape, fill, arrays[0].dtype), 0
+    for array in arrays:
+        batch[(slice(row, row + len(array)), *(slice(size) for size in array.shape[1:]))] = array
+        row += len(array)
+    return batch
 
 
 def _finite(outputs: list[Array], rows: int) -> Mask:

@@ -49,7 +49,7 @@ def fit(file: OnnxFile, pipeline: Pipeline[Any], max_rows: int, told: str) -> Fi
     inputs, outputs = file.inputs, file.outputs
     if kind.normalise is Pipeline.normalise:
         inputs = _by_name(spec.inputs, inputs, f"{told}: input", exactly=True)
-    if kind.head is Pipeline.head:
+    if kind.head is Pipeline.head and kind.reduce is Pipeline.reduce:
         outputs = _by_name(spec.outputs, outputs, f"{told}: output", exactly=False)
     for tensor in (*inputs, *outputs):
         if tensor.datatype not in DTYPES:
@@ -103,7 +103,7 @@ def _arguments(pipeline: Pipeline[Any]) -> tuple[Tensor, ...]:
     if any(spec.datatype not in DTYPES for spec in specs):
         wrong = next(spec for spec in specs if spec.datatype not in DTYPES)
         raise LoadFailed(f"input {wrong.name} is {wrong.datatype}: backend onnxruntime takes tensors of numbers only")
-    rows = examples.rows(specs, 1)
+    rows = examples.of(pipeline, 1)
     with torch.inference_mode():
         return pipeline.normalise({s.name: torch.from_numpy(row) for s, row in zip(specs, rows, strict=True)})
 

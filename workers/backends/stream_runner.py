@@ -22,7 +22,7 @@ from workers.backends.lane import Lane
 from workers.backends.streams import Mark, Streams
 from workers.backends.torch_device import TorchDevice
 from workers.backends.torch_runner import Network, TorchRunner
-from workers.staging import Inputs
+from workers.staging import Inputs, Padding
 
 LANES = 2
 
@@ -79,7 +79,8 @@ class StreamRunner(TorchRunner):
         if device.streams is None:
             raise ValueError(f"{device.name} has no streams")
         self._streams: Streams = device.streams
-        self._lanes = [Lane(self._streams, device.is_pinned) for _ in range(LANES)]
+        padding = Padding(pipeline.spec.inputs, pipeline.warm_shapes())
+        self._lanes = [Lane(self._streams, device.is_pinned, padding) for _ in range(LANES)]
         self.graphs = Graphs(self._streams)
         super().__init__(network, pipeline, device, precision, memory_bytes)
         self.pads = True
@@ -126,16 +127,18 @@ class StreamRunner(TorchRunner):
     def prepare(self, rows: Sequence[Array], sizes: Sequence[int]) -> Sequence[int]:
         """Capture a graph per size, the largest first; a size whose capture fails runs eagerly. Raises DeviceLost."""
         failed: dict[str, list[int]] = {}
+        planned = []
         for size in sorted(sizes, reverse=True):
             reason = self._capture(rows, size)
-            if reason is not None:
-                self.graphs.drop(size)
+            if reason is None:
+                planned.append(size)
+            else:
                 failed.setdefault(reason, []).append(size)
         for reason, without in failed.items():
             _log.warning("batch sizes without a CUDA graph", sizes=without[::-1], reason=reason)
         self._streams.give_back()
         self.weigh()
-        return self.graphs.sizes
+        return tuple(planned[::-1])
 
     def _capture(self, rows: Sequence[Array], size: int) -> str | None:
         """Why there is no graph of this size; None when there is one, and it answers as the network itself does.
@@ -143,6 +146,7 @@ class StreamRunner(TorchRunner):
         Compared on other rows than those it was captured with: a number that came from those would be built in.
         """
         samples = [[array[:size] for array in rows], [array[::-1][:size].copy() for array in rows]]
+        batch: list[Tensor] = []
         try:
             expected = [self._answers(sample) for sample in samples]
             with self.judged(), torch.inference_mode():
@@ -150,12 +154,15 @@ class StreamRunner(TorchRunner):
                 self._streams.settle()
                 self.graphs.capture(partial(self.forward, precision=self.precision), batch)
             got = [self._answers(sample) for sample in samples]
+            same = all(agree(one, other) for one, other in zip(expected, got, strict=True))
+            reason = None if same else "its answers differ from the network's own"
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - users' networks do what they like; without a graph they run as before
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-        same = all(agree(one, other) for one, other in zip(expected, got, strict=True))
-        return None if same else "its answers differ from the network's own"
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        if reason is not None:
+            self.graphs.drop(batch)
+        return reason
 
     def _answers(self, sample: list[Array]) -> list[Array]:
         forward = self.run([sample], len(sample[0]), self.precision)

@@ -42,7 +42,7 @@ class Graph(Protocol):
 class Streams(abc.ABC):
     """The two queues of one device. Used by the worker's loop and, while it warms a version up, by the loader.
 
-    Each `with` block is its thread's own. `copy`, `zero`, `call`, `mark` and a graph's `replay` go into the queue of
+    Each `with` block is its thread's own. `copy`, `fill`, `call`, `mark` and a graph's `replay` go into the queue of
     the block that they stand in, and return at once.
     """
 
@@ -67,8 +67,8 @@ class Streams(abc.ABC):
         """Queue a copy; the host's side must be pinned, and stay untouched until a later mark has been reached."""
 
     @abc.abstractmethod
-    def zero(self, target: Tensor) -> None:
-        """Queue zeros."""
+    def fill(self, target: Tensor, value: int) -> None:
+        """Queue one value everywhere."""
 
     @abc.abstractmethod
     def call(self, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

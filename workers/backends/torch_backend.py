@@ -56,7 +56,10 @@ def load(
             network = _place(network, device)
         network = _faster(network, _Trial(pipeline, device, precision, compile_for or (2,)), version.name, compile_for)
     if device.streams is None:
-        return TorchRunner(network, pipeline, device, precision)
+        runner = TorchRunner(network, pipeline, device, precision)
+        if compile_for:
+            runner.round_up()
+        return runner
     device.streams.settle()  # the weights have come over another queue than those that runs use
     return StreamRunner(network, pipeline, device, precision)
 
@@ -148,7 +151,7 @@ def _drift(plain: nn.Module, faster: nn.Module, trial: _Trial, rows: int) -> flo
     specs, device = trial.pipeline.spec.inputs, trial.device.device
     drift = 0.0
     with torch.inference_mode(), torch.autocast(device.type, torch.float16, enabled=trial.precision == "fp16"):
-        inputs = [torch.from_numpy(array).to(device) for array in examples.rows(specs, rows)]
+        inputs = [torch.from_numpy(array).to(device) for array in examples.of(trial.pipeline, rows)]
         arguments = trial.pipeline.normalise({spec.name: tensor for spec, tensor in zip(specs, inputs, strict=True)})
         for expected, got in zip(as_tuple(plain(*arguments)), as_tuple(faster(*arguments)), strict=True):
             difference = (got - expected).abs().double().nan_to_num(nan=math.inf).max()

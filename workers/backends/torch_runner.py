@@ -20,7 +20,7 @@ from shared.tensors import DTYPES, Array
 from workers.backends import footprint
 from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
-from workers.staging import HostStaging, Inputs
+from workers.staging import HostStaging, Inputs, Padding
 
 Network = Callable[..., Any]
 """Tensors on the device → a tensor there, or several: an `nn.Module` in evaluation mode, or what behaves like one."""
@@ -44,7 +44,7 @@ class TorchRunner(Runner):
         self._told_bytes = memory_bytes
         self._pipeline = pipeline
         self._device = device
-        self._staging = HostStaging()
+        self._staging = HostStaging(Padding(pipeline.spec.inputs))  # a CPU needs no padding but for the longest item
         self.precision = precision
         self.pads = device.is_cuda
         self.weigh()
@@ -55,6 +55,10 @@ class TorchRunner(Runner):
         if isinstance(self._network, nn.Module):
             self.memory_bytes = footprint.of(self._network, self._device.device)
 
+    def round_up(self) -> None:
+        """Pad batches to the shapes that were warmed: for a network that was compiled for each of them."""
+        self._staging.padding = Padding(self._pipeline.spec.inputs, self._pipeline.warm_shapes())
+
     def run(self, items: Inputs, padded_rows: int, precision: Precision) -> Forward:  # noqa: ARG002 - the port's signature
         """See `Runner.run`."""
         with self.judged(), torch.inference_mode():
@@ -62,7 +66,7 @@ class TorchRunner(Runner):
 
     def _run(self, items: Inputs, precision: Precision) -> Forward:
         started_s = now_s()
-        batch = [torch.from_numpy(rows) for rows in self._staging.gather(items)]  # a CPU needs no padding
+        batch = [torch.from_numpy(rows) for rows in self._staging.gather(items)]
         copied_s = now_s()
         *outputs, finite = self.forward(batch, precision)
         arrays = self.in_spec([output.numpy() for output in outputs])
@@ -84,14 +88,15 @@ class TorchRunner(Runner):
     def forward(self, batch: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
         """Input tensors on the device, in the spec's order → head's outputs, and bool `[rows]`: finite. No waiting."""
         names = [spec.name for spec in self._pipeline.spec.inputs]
-        arguments = self._pipeline.normalise(dict(zip(names, batch, strict=True)))
+        inputs = dict(zip(names, batch, strict=True))
+        arguments = self._pipeline.normalise(inputs)
         if precision == "fp16":
             with torch.autocast(self._device.device.type, dtype=torch.float16):
                 raw = as_tuple(self._network(*arguments))
         else:
             raw = as_tuple(self._network(*arguments))
         raw = tuple(output.float() if output.dtype == torch.float16 else output for output in raw)
-        outputs = tuple(self._pipeline.head(raw))
+        outputs = tuple(self._pipeline.reduce(raw, inputs))
         self._check(outputs, len(batch[0]))
         return *outputs, _finite_rows(raw, outputs)
 

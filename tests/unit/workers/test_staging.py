@@ -2,16 +2,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.lengths import fitting, rows_within, sizes_within
 from shared.tensors import TensorSpec
 from workers.backends import examples
-from workers.staging import HostStaging, batch_shape
+from workers.staging import HostStaging, Padding, batch_shape
+
+FLOATS = TensorSpec(name="x", datatype="FP32", shape=(2, 3))
+NUMBERS = TensorSpec(name="n", datatype="INT64", shape=(-1,))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 3))
 def test_even_items_come_out_side_by_side(rows: list[int], seed: int) -> None:
     generator = np.random.default_rng(seed)
     items = [[generator.random((n, 2, 3), np.float32), generator.integers(0, 9, (n, 4))] for n in rows]
-    staging = HostStaging()
+    staging = HostStaging(Padding((FLOATS, NUMBERS)))
     for _ in range(2):  # the second time in the same memory
         floats, integers = staging.gather(items)
         np.testing.assert_array_equal(floats, np.concatenate([item[0] for item in items]))
@@ -19,14 +23,40 @@ def test_even_items_come_out_side_by_side(rows: list[int], seed: int) -> None:
 
 
 def test_shorter_items_are_filled_with_zeros_not_with_the_last_batch() -> None:
-    staging = HostStaging()
+    staging = HostStaging(Padding((NUMBERS,)))
     staging.gather([[np.full((2, 6), 9, np.int64)]])
     (batch,) = staging.gather([[np.full((1, 2), 1, np.int64)], [np.full((1, 4), 2, np.int64)]])
     assert batch.tolist() == [[1, 1, 0, 0], [2, 2, 2, 2]]
 
 
+def test_padding_has_the_inputs_own_fill_value_and_the_next_warm_shape() -> None:
+    spec = TensorSpec(name="tokens", datatype="INT32", shape=(-1,), fill=-1)
+    items = [[np.full((1, 2), 1, np.int32)], [np.full((2, 3), 2, np.int32)]]
+    exact = HostStaging(Padding((spec,)))
+    assert exact.gather(items)[0].tolist() == [[1, 1, -1], [2, 2, 2], [2, 2, 2]]
+    rounded = HostStaging(Padding((spec,), (((2,),), ((4,),), ((8,),))))
+    assert rounded.gather(items)[0].tolist() == [[1, 1, -1, -1], [2, 2, 2, -1], [2, 2, 2, -1]]
+    assert rounded.gather([[np.ones((1, 9), np.int32)]])[0].shape == (1, 9)  # above all: as it is
+
+
+def test_of_several_inputs_all_must_fit_the_shape() -> None:
+    allowed = (((4,), (2, 2)), ((8,), (2, 8)))
+    assert fitting(allowed, [(4,), (2, 2)]) == allowed[0]
+    assert fitting(allowed, [(1,), (2, 3)]) == allowed[1]
+    assert fitting(allowed, [(9,), (1, 1)]) is None
+    assert fitting((), [(1,)]) is None
+
+
+def test_a_budget_of_tokens_bounds_the_rows() -> None:
+    assert [rows_within(1000, (length,), 32) for length in (16, 64, 256, 2000)] == [32, 15, 3, 1]
+    assert rows_within(None, (256,), 32) == rows_within(1000, (), 32) == 32
+    assert sizes_within((1, 2, 4, 8), 5) == (1, 2, 4, 5)
+    assert sizes_within((1, 2, 4, 8), 8) == sizes_within((1, 2, 4, 8), 99) == (1, 2, 4, 8)
+    assert sizes_within((4, 8), 3) == (3,)
+
+
 def test_memory_is_reused() -> None:
-    staging = HostStaging()
+    staging = HostStaging(Padding((FLOATS,)))
     (first,) = staging.gather([[np.zeros((8, 16), np.float32)]])
     (second,) = staging.gather([[np.zeros((4, 16), np.float32)]])
     assert first.ctypes.data == second.ctypes.data
