@@ -128,7 +128,7 @@ class Gateway:
         door = Door(self.admission, self.forecast, quarantine)
         self.gate = Gate(self.admission, self.forecast, self.metrics)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
-        self.texts = self.flow.generation = Generation(self.workers, settings.worker, self.metrics.drops, count)
+        self.texts = self.flow.generation = Generation(self.workers, settings.worker, self.metrics.drops)
         self.welcomer = Welcomer(
             runtime.gateway_socket(index), self.arena.fd, self.workers.on_hello, self.workers.on_lost
         )

@@ -34,11 +34,14 @@ _LEFT = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 class Generation(WorkerEvents):
     """Texts in front of the workers; lives on the event loop."""
 
-    def __init__(self, workers: WorkerClient, settings: WorkerSettings, drops: Drops, gateways: int = 1) -> None:
-        """`drops` counts what is dropped here; `gateways` share each worker's cache in equal parts."""
+    def __init__(self, workers: WorkerClient, settings: WorkerSettings, drops: Drops) -> None:
+        """`drops` counts what is dropped here.
+
+        With several gateways each sends as much as a worker has room for, and the worker lets all of them have their
+        turn: equal parts would leave room empty whenever their callers are not equally many.
+        """
         self._workers = workers
         self._return_limit_s = settings.return_limit_ms / 1000
-        self._gateways = gateways
         self.lobby = Lobby()
         self.held: InFlight[Job] = InFlight()
         """Texts that workers have."""
@@ -192,8 +195,7 @@ class Generation(WorkerEvents):
         if limits is None:
             return
         version = self.lobby.known(number)
-        share = Limits(max(1, limits.sequences // self._gateways), max(1, limits.tokens // self._gateways))
-        version.places.open(worker.identity, share)
+        version.places.open(worker.identity, Limits(limits.sequences, limits.tokens))
         version.pace.seed(limits.step_s, limits.prefill_s_per_token)
         self.lobby.settle_in(number)
         self.pump(number)

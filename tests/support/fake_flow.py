@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from gateway.api.server import RunningGrpc, start_grpc
-from gateway.request import Answer, Request
+from gateway.request import Answer, Part, Request, Write
 from gateway.state import ModelState
 from shared.errors import HeadraceError
-from shared.results import Classification, Label
+from shared.results import Classification, FinishReason, Label, Text, TextEnd, Token
 from shared.results import Result as FlowResult
 from shared.settings import Settings
 
@@ -30,6 +30,8 @@ class Flow:
         self.peak = 0
         self.fail: BaseException | None = None
         self.gate: asyncio.Event | None = None
+        self.steps: asyncio.Queue[None] | None = None
+        """Of texts that grow: one for each letter."""
         self.results: list[FlowResult | HeadraceError] | None = None
         self.delay_s: Callable[[Request], float] = lambda _: 0.0
         self._changed = asyncio.Condition()
@@ -58,10 +60,25 @@ class Flow:
         request.times.run_s = 0.002
         request.times.batch_rows = len(request.inputs)
         request.times.version = VERSION
+        if request.write is not None:
+            return await self._written(request, request.write)
         results = self.results
         if results is None:
             results = [classification(request.options.get("top_k", 5)) for _ in request.inputs]
         return Answer(model=request.model or "fake", version=VERSION, results=results)
+
+    async def _written(self, request: Request, write: Write) -> Answer:
+        """The prompt in capitals, a letter at a time; `steps` lets the test say when the next one comes."""
+        text, end = bytes(request.inputs[0].data).decode().upper(), None
+        for place, letter in enumerate(text, 1):
+            if self.steps is not None:
+                await self.steps.get()
+            if place == len(text):
+                end = TextEnd(FinishReason.LENGTH, len(text), len(text))
+            told = [Token(ord(letter), letter.encode(), -0.5)] if "logprobs" in request.options else []
+            await write(Part(request.model or "fake", VERSION, letter, told, end))
+            request.times.first_s, request.times.tokens = 0.001, place
+        return Answer(request.model or "fake", VERSION, [Text(text, end)])
 
     async def _tell(self) -> None:
         async with self._changed:
