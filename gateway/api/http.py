@@ -17,15 +17,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.api import classify, http_page
+from gateway.api import http_page, upload_tasks
 from gateway.api.addresses import split
-from gateway.api.classify import Classify
 from gateway.api.http_call import HttpEdge
 from gateway.api.native import Answers
 from gateway.api.open_inference import rest_docs
 from gateway.api.open_inference.rest import Rest
 from gateway.api.open_inference.service import OpenInference
 from gateway.api.outcomes import Outcomes
+from gateway.api.upload import Upload
 from gateway.state import ServerState
 from shared.errors import ExitCode, StartupError
 from shared.settings import Settings
@@ -37,7 +37,7 @@ _IDLE_S = 75  # between two requests; clients and proxies that reuse connections
 _LAST_WORDS_S = 0.25
 _UNFINISHED_S = 10  # for a head (the first one counts from the connection), or for a body that nobody waits for
 
-DOCS = (classify.DOC, *rest_docs.DOCS)
+DOCS = (*(task.doc for task in upload_tasks.TASKS), *rest_docs.DOCS)
 """Every endpoint for inference."""
 
 
@@ -72,7 +72,8 @@ def build_app(
     app = FastAPI(title="Headrace", openapi_url="/openapi.json", docs_url=None, redoc_url=None, telemetry=_NO_TELEMETRY)
     if parts is not None:
         edge = HttpEdge(settings, parts.outcomes)
-        app.include_router(Classify(edge, parts.flow, parts.open_inference.models).router())
+        for task in upload_tasks.TASKS:
+            app.include_router(Upload(task, edge, parts.flow, parts.open_inference.models).router())
         app.include_router(Rest(edge, parts.open_inference).router())
 
     @app.exception_handler(StarletteHTTPException)

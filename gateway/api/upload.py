@@ -1,13 +1,14 @@
-"""`POST /v1/classify`: one image (or text) as a plain upload, labels as JSON. For curl, browsers and shell scripts."""
+"""One image (or text) as a plain upload, its answer as JSON, as `POST /v1/classify`: for curl, browsers and scripts."""
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from gateway.api.http_call import DirectRoute, HttpCall, HttpEdge, json_response
-from gateway.api.http_docs import BINARY, HOST, Operation, add, query_parameter
+from gateway.api.http_docs import Operation, add
 from gateway.api.multipart import Part, parts
 from gateway.api.native import Answers
 from gateway.api.open_inference.infer import log_id
@@ -17,7 +18,7 @@ from gateway.request import Answer, StageTimes
 from gateway.request import Request as FlowRequest
 from shared.errors import HeadraceError, InvalidInput
 from shared.pipeline import Kind, RawInput
-from shared.results import Classification
+from shared.results import Result
 
 _OWN = ("model", "version", "timeout_ms", "routing_key", "cache")
 """Query parameters that are ours; all others are options of the model."""
@@ -25,44 +26,27 @@ _FORM = "multipart/form-data"
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e-?[0-9]{1,2})?", re.ASCII)
 
 
-DOC = Operation(
-    "classify",
-    "POST",
-    ("/v1/classify",),
-    "Plain upload",
-    "Classify one image (or text)",
-    "The upload is a form with one file (`-F file=@cat.jpg`), or the bytes themselves (`--data-binary @cat.jpg`). "
-    "With `Content-Type: text/plain` they are text. Query parameters (or form fields) other than model, version, "
-    "timeout_ms, routing_key and cache are options of the model, such as top_k.",
-    f"-F file=@cat.jpg '{HOST}/v1/classify?top_k=3'",
-    {
-        "model": "efficientnet-lite0",
-        "version": "0123456789abcdef",
-        "request_id": "7f3a9c0100000001",
-        "labels": [{"index": 281, "name": "tabby cat", "score": 0.83}],
-        "server_timing": {"prepare_ms": 2.1, "batch_ms": 0.2, "run_ms": 24.5, "batch_rows": 1},
-    },
-    {
-        "multipart/form-data": {
-            "schema": {"type": "object", "properties": {"file": BINARY}, "required": ["file"]},
-        },
-        "application/octet-stream": {"schema": BINARY},
-    },
-    (
-        query_parameter("model", "string", "Needed only when several served models take this kind of input."),
-        query_parameter("version", "string", "Default: the current one."),
-        query_parameter("top_k", "integer", "How many labels, best first."),
-        query_parameter("timeout_ms", "number", "Milliseconds; default gateway.default_deadline_ms."),
-        query_parameter("routing_key", "string", "The same one goes to the same version while a canary has a share."),
-        query_parameter("cache", "string", "bypass: computed anew."),
-    ),
-)
+class UploadTask(NamedTuple):
+    """What one endpoint answers."""
+
+    name: str
+    """In metrics and logs."""
+    doc: Operation
+    answers: type[Result]
+    """The only kind of result that it can tell."""
+    noun: str
+    """For a model that answers something else: it does not answer with `noun`."""
+    told: Callable[[Any], dict[str, Any]]
+    """A result of that kind as JSON."""
+    lists: frozenset[str] = frozenset()
+    """Options that may be given several times."""
 
 
-class Classify:
-    """The endpoint. Event loop only."""
+class Upload:
+    """One endpoint. Event loop only."""
 
-    def __init__(self, edge: HttpEdge, flow: Answers, models: Models) -> None:
+    def __init__(self, task: UploadTask, edge: HttpEdge, flow: Answers, models: Models) -> None:
+        self._task = task
         self._edge = edge
         self._flow = flow
         self._models = models
@@ -70,13 +54,14 @@ class Classify:
     def router(self) -> APIRouter:
         """Its route."""
         router = APIRouter(route_class=DirectRoute)
-        add(router, DOC, self._edge.counted("Classify", self))
+        add(router, self._task.doc, self._edge.counted(self._task.name, self))
         return router
 
     async def __call__(self, call: HttpCall) -> Response:
         """Raises HeadraceError."""
         request = call.request
-        query = _single(request.query_params.multi_items())
+        items = request.query_params.multi_items()
+        query = self._by_name(items)
         model, version = query.get("model", ""), query.get("version", "")
         if model:
             self._check_takes(model, version)  # before the upload is read
@@ -84,14 +69,26 @@ class Classify:
         body = await call.body.read()
         if content_type.lower().startswith(_FORM):
             payload, fields = _from_form(parts(body, content_type))
-            query = _single([*query.items(), *fields])
+            items = [*items, *fields]
+            query = self._by_name(items)
             model, version = query.get("model", ""), query.get("version", "")
         else:
             payload = memoryview(body)
         if not payload:
             raise InvalidInput("the upload has 0 bytes; at least 1 is needed")
         kind: Kind = self._check_takes(model, version) if model else _kind(content_type)
-        return await self._answered(call, kind, payload, query)
+        many = {name: [text for key, text in items if key == name] for name in self._task.lists & query.keys()}
+        options = {name: _value(text) for name, text in query.items() if name not in _OWN} | many
+        return await self._answered(call, RawInput(kind=kind, data=payload), query, options)
+
+    def _by_name(self, items: list[tuple[str, str]]) -> dict[str, str]:
+        """Raises InvalidInput for a name that is given twice."""
+        found: dict[str, str] = {}
+        for name, text in items:
+            if name in found and name not in self._task.lists:
+                raise InvalidInput(f"parameter {shown(name)} is given twice")
+            found[name] = text
+        return found
 
     def _check_takes(self, model: str, version: str) -> Kind:
         kind = find(self._models, model, version).spec.kind
@@ -99,7 +96,9 @@ class Classify:
             raise InvalidInput(f"model {shown(model)} takes tensors: use POST /v2/models/{model}/infer")
         return kind
 
-    async def _answered(self, call: HttpCall, kind: Kind, payload: memoryview, query: dict[str, str]) -> Response:
+    async def _answered(
+        self, call: HttpCall, raw: RawInput, query: dict[str, str], options: dict[str, Any]
+    ) -> Response:
         call.request_id = log_id(call.request.headers.get("request-id", ""), call.request_id)
         call.times = times = StageTimes()
         if "timeout_ms" in query:
@@ -113,18 +112,18 @@ class Classify:
                     model=query.get("model", ""),
                     version=query.get("version", ""),
                     request_id=call.request_id,
-                    inputs=[RawInput(kind=kind, data=payload)],
-                    options={name: _value(text) for name, text in query.items() if name not in _OWN},
+                    inputs=[raw],
+                    options=options,
                     deadline_s=call.deadline_s,
                     arrived_s=call.arrived_s,
-                    nbytes=len(payload),
+                    nbytes=raw.nbytes,
                     routing_key=routing_key,
                     reuse=reuse,
                     times=times,
                 )
             )
         )
-        return json_response(_told(answer, call.request_id, times), call.headers())
+        return json_response(_told(self._task, answer, call.request_id, times), call.headers())
 
 
 def _kind(content_type: str) -> Kind:
@@ -146,16 +145,6 @@ def _from_form(form: list[Part]) -> tuple[memoryview, list[tuple[str, str]]]:
     return files[0].data, fields
 
 
-def _single(items: list[tuple[str, str]]) -> dict[str, str]:
-    """Raises InvalidInput for a name that is given twice."""
-    found: dict[str, str] = {}
-    for name, text in items:
-        if name in found:
-            raise InvalidInput(f"parameter {shown(name)} is given twice")
-        found[name] = text
-    return found
-
-
 def _value(text: str) -> Any:  # noqa: ANN401 - the model's pipeline checks it
     """An option's value as its pipeline expects it: a number, a truth value or a text."""
     if text in {"true", "false"}:
@@ -172,19 +161,19 @@ def _milliseconds(text: str) -> float:
     return float(value)
 
 
-def _told(answer: Answer, request_id: str, times: StageTimes) -> dict[str, Any]:
+def _told(task: UploadTask, answer: Answer, request_id: str, times: StageTimes) -> dict[str, Any]:
     result = answer.results[0]
     if isinstance(result, HeadraceError):
         raise result
-    if not isinstance(result, Classification):
+    if not isinstance(result, task.answers):
         raise InvalidInput(
-            f"model {shown(answer.model)} does not answer with labels: use POST /v2/models/{answer.model}/infer"
+            f"model {shown(answer.model)} does not answer with {task.noun}: use POST /v2/models/{answer.model}/infer"
         )
     return {
         "model": answer.model,
         "version": answer.version,
         "request_id": request_id,
-        "labels": [{"index": one.index, "name": one.name, "score": one.score} for one in result.labels],
+        **task.told(result),
         "server_timing": {
             "admit_ms": _ms(times.admit_s),
             "wait_ms": _ms(times.wait_s),
