@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.lives import Lives
 from gateway.metrics import Metrics, Rows
+from gateway.orders import Standing
 from gateway.worker_client import WorkerClient
 
 
@@ -39,7 +40,11 @@ class LivesShown:
         traffic = self._lives.control.traffic(name)
         figures = self._lives.control.figures(name)
         shown: dict[str, Any] = msgspec.to_builtins(traffic.without_history())
-        return {**shown, "figures": [msgspec.to_builtins(each) for each in figures]}
+        return {
+            **shown,
+            "unwritten": self._standing(name).unwritten,
+            "figures": [msgspec.to_builtins(each) for each in figures],
+        }
 
     def export(self, metrics: Metrics) -> None:
         """Gauges and counts that others keep."""
@@ -48,6 +53,12 @@ class LivesShown:
             "Percent of a model's callers whom this version answers (0 for a shadow).",
             ("model", "version", "role"),
             self._shares,
+        )
+        metrics.gauges(
+            "headrace_traffic_unwritten",
+            "1 while a rollback is in force that could not be written to traffic.json yet.",
+            ("model",),
+            lambda: [((name,), float(bool(self._standing(name).unwritten))) for name in self._names()],
         )
         caches = ("cache",)
         stores = self._lives.reuse.stores
@@ -65,6 +76,12 @@ class LivesShown:
         metrics.counter("headrace_copies_total", "Requests copied to a shadow.", lambda: shadows.begun)
         metrics.counter("headrace_copies_left_out_total", "Not copied for want of room.", lambda: shadows.left_out)
         self._export_memory(metrics)
+
+    def _names(self) -> list[str]:
+        return self._lives.control.names()
+
+    def _standing(self, name: str) -> Standing:
+        return self._lives.control.standing(name)
 
     def _export_memory(self, metrics: Metrics) -> None:
         memory = self._workers.memory

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.model_control import ModelControl
 from gateway.name_locks import NameLocks
-from gateway.orders import Order, Promote, RollBack
+from gateway.orders import Order, Promote, RollBack, Standing
 from gateway.peers import (
     Abandon,
     Adopt,
@@ -108,6 +108,10 @@ class Everywhere(Together):
         """As `ModelControl.traffic`, of this gateway."""
         return self._control.traffic(name)
 
+    def standing(self, name: str) -> Standing:
+        """As `ModelControl.standing`, of this gateway."""
+        return self._control.standing(name)
+
     async def order(self, name: str, order: Order, by: str) -> Traffic:
         """As `ModelControl.order`, at all gateways, even when the caller leaves meanwhile. Raises Overloaded, too.
 
@@ -129,10 +133,14 @@ class Everywhere(Together):
         with contextlib.suppress(HeadraceError):  # why it is not written is what is to be told
             await self._tell_others(Abandon(name, traffic), FOLLOW_LIMIT_S)
 
-    async def adopt(self, name: str) -> None:
-        """Called by our own control after that. It is written, whatever they say now: each looks at the files, too."""
+    async def adopt(self, name: str, unwritten: Traffic | None) -> None:
+        """Called by our own control after that. It is written, whatever they say now: each looks at the files, too.
+
+        What is not written yet each of them tries to write as well, since this one may go first.
+        """
+        told = None if unwritten is None else _last_only(unwritten)
         try:
-            await self._tell_others(Adopt(name), FOLLOW_LIMIT_S)
+            await self._tell_others(Adopt(name, told), FOLLOW_LIMIT_S)
         except HeadraceError as error:
             log.warning("another gateway does not follow at once", model=name, reason=error.text)
 
@@ -234,6 +242,8 @@ class Everywhere(Together):
                 await self._control.prepare(name, traffic)
             case Abandon(model=name, traffic=traffic):
                 self._control.abandon(name, traffic)
+            case Adopt(model=name, unwritten=unwritten) if unwritten is not None:
+                await self._control.follow(name, unwritten)
             case Adopt(model=name):
                 if not await self._control.reconcile(name):
                     raise NotReady("another gateway could not follow; it tries again")
@@ -248,7 +258,11 @@ class Everywhere(Together):
 
 
 def _told(traffic: Traffic) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(traffic, history=traffic.history[-1:]))
+    return msgspec.msgpack.encode(_last_only(traffic))
+
+
+def _last_only(traffic: Traffic) -> Traffic:
+    return msgspec.structs.replace(traffic, history=traffic.history[-1:])
 
 
 def _since(known: History, now: History) -> History:

@@ -4,19 +4,21 @@ A newer version, or a newer model.yaml, is loaded and proven beside the one that
 `routing` moves. What can't be loaded changes nothing. Lives on the event loop.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
 
-from gateway.figures import VersionFigures
-from gateway.model_files import ChangedMeanwhile, InForce, ModelFiles
+import msgspec
+
+from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
-from gateway.orders import Order, applied, role_of, told
-from gateway.preparer import Preparer
+from gateway.orders import Order, RollBack, applied, role_of, told
+from gateway.others import Nobody, Others
+from gateway.preparer import Prepared, Preparer
 from gateway.routing import Routing
 from gateway.served import ServedModel
 from gateway.split import Split
-from gateway.state import ModelState
+from gateway.standings import Standings
+from gateway.unwritten import ChangedMeanwhile, same
 from gateway.versions import Versions
 from shared.errors import HeadraceError, StartupError, UnknownModel
 from shared.logs import get_logger
@@ -28,86 +30,26 @@ log = get_logger()
 
 MAX_TRIES = 3
 """An order that finds the traffic changed by another one while it loaded what it needs is looked at anew so often."""
+READ_LIMIT_S, WRITE_LIMIT_S = 0.25, 0.5
+"""A rollback waits no longer than that for what the disk says, and for its first try to write: a second in all."""
 
 
-class Others(Protocol):
-    """The other gateways of this server."""
-
-    def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> Awaitable[None]:
-        """Have every one of them load and prove what this traffic needs. Raises HeadraceError.
-
-        `at_once`: it needs no load; who does not answer soon follows later.
-        """
-
-    def abandon(self, name: str, traffic: Traffic) -> Awaitable[None]:
-        """What they have prepared is not needed."""
-
-    def adopt(self, name: str) -> Awaitable[None]:
-        """Let them read traffic.json and model.yaml again."""
-
-
-class Nobody:
-    """There are no other gateways."""
-
-    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
-        """Nobody to ask."""
-
-    async def abandon(self, name: str, traffic: Traffic) -> None:
-        """Nobody to tell."""
-
-    async def adopt(self, name: str) -> None:
-        """Nobody to tell."""
-
-
-class ModelControl:
+class ModelControl(Standings):
     """Puts models and versions into service and takes them out, one order after another for each model."""
 
     def __init__(self, settings: Settings, routing: Routing, versions: Versions) -> None:
-        self._disk = ModelFiles(settings.repository)
-        self._routing = routing
+        super().__init__(ModelFiles(settings.repository), routing)
         self._versions = versions
         self._preparer = Preparer(routing, versions)
         self._locks = NameLocks()
-        self._in_force: dict[str, InForce] = {}
         self.pointed: Callable[[str, Split[ServedModel] | None], None] = lambda _name, _split: None
         """Told of every change of who answers whom; None: the model is served no more."""
-        self.told: Callable[[str], list[VersionFigures]] = lambda _name: []
-        """Who knows these figures."""
-        self.changed: Callable[[], None] = lambda: None
-        """Called after the traffic of a model has changed."""
 
     def start(self, models: list[ServedModel]) -> None:
         """Serve these, which routing points to already. Their canaries and standbys follow by `reconcile`."""
         for model in models:
             self._versions.serve(model)
             self._in_force[model.name] = InForce(Traffic(current=model.version), model.config)
-
-    # ------------------------------------------------------------ shown
-
-    def index(self) -> list[ModelState]:
-        """All versions that are served, and models that were until they were unloaded."""
-        return self._routing.states()
-
-    def traffic(self, name: str) -> Traffic:
-        """What is in force. Raises UnknownModel."""
-        return self._known(name).traffic
-
-    async def history(self, name: str) -> list[dict[str, Any]]:
-        """Every change of traffic.json, oldest first, as the disk has it now. Raises as `order`."""
-        return (await self._disk.wanted(name)).traffic.history
-
-    def figures(self, name: str) -> list[VersionFigures]:
-        """What the versions have done since the canary started, as far as this gateway knows. Raises UnknownModel."""
-        self._known(name)
-        return self.told(name)
-
-    async def all_figures(self, name: str) -> list[VersionFigures]:
-        """The same; with several gateways `everywhere` asks all of them."""
-        return self.figures(name)
-
-    def names(self) -> list[str]:
-        """Models that are served."""
-        return list(self._in_force)
 
     # ------------------------------------------------------------ ordered
 
@@ -118,7 +60,7 @@ class ModelControl:
         that is served already goes on.
         """
         async with self._locks.held(name):
-            wanted = await self._disk.wanted(name)
+            wanted = await self._wanted(name)
             if name not in self._in_force:  # nothing could go on meanwhile
                 await self._serve_anew(name, wanted)
         await self._serve(name, wanted)
@@ -141,12 +83,14 @@ class ModelControl:
                 self._versions.let_go(model)
         self._routing.point(Split(split.current))
         self._in_force.pop(name, None)
+        self._coming.pop(name, None)
         self.pointed(name, None)
         self.changed()
 
     async def order(self, name: str, order: Order, by: str, others: Others | None = None) -> Traffic:
         """Change a model's traffic: load and prove what it needs, write traffic.json, move the pointer.
 
+        A rollback moves the pointer first, and is written as soon as the disk lets it (`standing` says if not yet).
         Raises UnknownModel, UnknownVersion, Conflict, InvalidOption, NotReady; then everything is as before.
         """
         for _ in range(MAX_TRIES - 1):
@@ -155,26 +99,63 @@ class ModelControl:
         return await self._ordered(name, order, by, others or Nobody())
 
     async def _ordered(self, name: str, order: Order, by: str, others: Others) -> Traffic:
-        at = now_utc()
-        known, wanted = self._known(name), await self._disk.wanted(name)
-        after = applied(wanted.traffic, order, at, by)
-        if after is wanted.traffic:  # it is written already; what could not be loaded then may be now
-            await self._serve(name, InForce(after, known.config))
-            return after
-        await self._disk.check_there(name, after)
+        at, known, first = now_utc(), self._known(name), isinstance(order, RollBack)
+        before = await self._disk.before(name, known.traffic, READ_LIMIT_S if first else None)
+        after = applied(before, order, at, by)
         needed = InForce(after, known.config)
-        at_once = self._preparer.is_there(name, needed)
-        async with self._preparer.prepared(name, needed) as found:
+        if after is before:  # it is written already; what could not be loaded then may be now
+            await self._serve(name, needed)
+            return after
+        lacking = self._preparer.lacking(name, needed, standby=not first)
+        await self._disk.check_there(name, [version for version in lacking if version != after.standby])
+        async with self._preparer.prepared(name, needed, standby=not first) as found:
             try:
-                await others.prepare(name, after.without_history(), at_once=at_once)
+                await others.prepare(name, after.without_history(), at_once=not lacking)
                 async with self._locks.held(name):
-                    after = await self._disk.write(name, wanted.traffic, lambda disk: applied(disk, order, at, by))
-                    self._switch(name, InForce(after, known.config), found)
+                    if first:
+                        await self._put_in_force(name, before, needed, found)
+                    else:
+                        after = await self._disk.write(
+                            name, before, lambda disk: applied(disk, order, at, by), known.traffic
+                        )
+                        self._switch(name, InForce(after, known.config), found)
             except BaseException:
                 await others.abandon(name, after.without_history())
                 raise
-        await others.adopt(name)
+        if first:
+            await self._disk.write_kept(name, WRITE_LIMIT_S)
+        await others.adopt(name, after if self._disk.unwritten(name) else None)
         return after
+
+    async def follow(self, name: str, unwritten: Traffic) -> None:
+        """Another gateway has put this in force, and could not write it. Raises HeadraceError."""
+        known = self._known(name)
+        before = await self._disk.before(name, known.traffic, READ_LIMIT_S)
+        if same(before, unwritten):
+            return
+        after = msgspec.structs.replace(unwritten, history=[*before.history, *unwritten.history[-1:]])
+        needed = InForce(after, known.config)
+        async with self._preparer.prepared(name, needed, standby=False) as found, self._locks.held(name):
+            await self._put_in_force(name, before, needed, found)
+        with suppress(ChangedMeanwhile):  # which the watch sees
+            await self._disk.write_kept(name, WRITE_LIMIT_S)
+
+    async def _put_in_force(self, name: str, before: Traffic, wanted: InForce, found: Prepared) -> None:
+        """Move the pointer before anything is written. Raises ChangedMeanwhile."""
+        now = self._in_force.get(name, wanted).traffic
+        if not same(await self._disk.before(name, now, READ_LIMIT_S), before):
+            raise ChangedMeanwhile(f"the traffic of model {name[:100]!r} was changed by somebody else meanwhile")
+        self._disk.keep(name, before, wanted.traffic)
+        self._switch(name, wanted, found)
+
+    def unwritten(self) -> list[str]:
+        """Models whose traffic could not be written, and is to be tried again now."""
+        return self._disk.due()
+
+    async def write(self, name: str) -> None:
+        """Try again."""
+        with suppress(ChangedMeanwhile):  # which the watch sees
+            await self._disk.write_kept(name)
 
     async def prepare(self, name: str, traffic: Traffic) -> None:
         """Load and prove what this traffic needs, beside what answers; it is about to be written. Raises as `order`."""
@@ -192,7 +173,7 @@ class ModelControl:
         if name not in self._in_force:
             return True
         try:
-            await self._serve(name, await self._disk.wanted(name))
+            await self._serve(name, await self._wanted(name))
         except (HeadraceError, StartupError) as error:
             self._refused(name, error.text)
             return False
@@ -205,18 +186,20 @@ class ModelControl:
 
     # ------------------------------------------------------------ inside
 
-    def _known(self, name: str) -> InForce:
-        try:
-            return self._in_force[name]
-        except KeyError:
-            raise UnknownModel(f"model {name[:100]!r} is not served") from None
+    async def _wanted(self, name: str) -> InForce:
+        return await self._disk.wanted(name, {model.version for model in self._routing.of(name)})
 
     async def _serve(self, name: str, wanted: InForce) -> None:
-        if self._in_force.get(name) == wanted and self._preparer.is_there(name, wanted):
+        in_force = self._in_force.get(name)
+        if in_force == wanted and self._preparer.is_there(name, wanted):
+            self._coming.pop(name, None)
             self._refused(name, "")  # what was wrong has been taken back
             return
+        if in_force is not None and not same(in_force.traffic, wanted.traffic):
+            self._coming[name] = wanted.traffic
+            self.changed()
         async with self._preparer.prepared(name, wanted) as found, self._locks.held(name):
-            if await self._disk.wanted(name) == wanted:  # else it was changed meanwhile, and is looked at again
+            if await self._wanted(name) == wanted:  # else it was changed meanwhile, and is looked at again
                 self._switch(name, wanted, found)
 
     async def _serve_anew(self, name: str, wanted: InForce) -> None:
@@ -247,10 +230,11 @@ class ModelControl:
                 self._versions.retire(model)
         before = self._in_force.get(name)
         self._in_force[name] = wanted
+        self._coming.pop(name, None)
         self.pointed(name, self._routing.split(name))
         if before is not None and before.traffic.without_history() != traffic.without_history():
             log.info("traffic", model=name, **told(traffic))
-        self.changed()
+        self._note_unwritten(name)
 
     def _refused(self, name: str, reason: str) -> None:
         """Why what the files say is not served; empty: it is."""

@@ -1,6 +1,6 @@
 """What an admin, or the guard, wants of a model's traffic. Data, so that it can go to another gateway. Pure."""
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -43,6 +43,19 @@ class NextStep(msgspec.Struct, frozen=True, tag="step"):
 
     now_s: float
     """Seconds since 1970."""
+
+
+class Standing(NamedTuple):
+    """How a model's traffic stands."""
+
+    traffic: Traffic
+    """In force."""
+    coming: Traffic | None = None
+    """What the files say, while that is not in force: it is being loaded, or was refused."""
+    refused: str = ""
+    """Why it was refused."""
+    unwritten: str = ""
+    """Why what is in force is not in traffic.json yet."""
 
 
 GUARD = "guard"

@@ -84,6 +84,8 @@ class Adopt(msgspec.Struct, tag="adopt"):
     """Read the model's traffic.json and model.yaml again, at yours."""
 
     model: str
+    unwritten: Traffic | None = None
+    """What traffic.json is to say: it is in force, and can't be written yet."""
 
 
 class Figures(msgspec.Struct, tag="figures"):

@@ -51,6 +51,10 @@ def _order(name: str, traffic: Traffic) -> _Order:
     return name, tuple(traffic.wanted())
 
 
+def _needed(traffic: Traffic, *, standby: bool) -> list[str]:
+    return traffic.wanted() if standby else traffic.answering()
+
+
 class _Coming:
     """A load, and how many wait for it."""
 
@@ -75,15 +79,26 @@ class Preparer:
 
     def is_there(self, name: str, wanted: InForce) -> bool:
         """Whether nothing has to be loaded for it."""
+        return not self.lacking(name, wanted)
+
+    def lacking(self, name: str, wanted: InForce, *, standby: bool = True) -> list[str]:
+        """The versions that have to be loaded for it. `standby`: whether that one is needed, too."""
         revision = revision_of(wanted.config)
-        return all(self._existing(_Place(name, version, revision)) for version in wanted.traffic.wanted())
+        return [
+            version
+            for version in _needed(wanted.traffic, standby=standby)
+            if self._existing(_Place(name, version, revision)) is None
+        ]
 
     @asynccontextmanager
-    async def prepared(self, name: str, wanted: InForce) -> AsyncIterator[Prepared]:
-        """Everything that it needs, up and proven; afterwards what nobody points to is let go. Raises HeadraceError."""
+    async def prepared(self, name: str, wanted: InForce, *, standby: bool = True) -> AsyncIterator[Prepared]:
+        """Everything that it needs, up and proven; afterwards what nobody points to is let go. Raises HeadraceError.
+
+        `standby`: whether that is loaded, too, where it is not there.
+        """
         held: list[ServedModel] = []
         try:
-            yield await self._all(name, wanted, held)
+            yield await self._all(name, wanted, held, standby=standby)
         finally:
             for model in held:
                 self._release(model)
@@ -120,13 +135,16 @@ class Preparer:
         for model in oldest.held:
             self._release(model)
 
-    async def _all(self, name: str, wanted: InForce, held: list[ServedModel]) -> Prepared:
+    async def _all(self, name: str, wanted: InForce, held: list[ServedModel], *, standby: bool = True) -> Prepared:
         revision = revision_of(wanted.config)
         found: Prepared = {}
+        needed = _needed(wanted.traffic, standby=standby)
         for version in wanted.traffic.wanted():
             place = _Place(name, version, revision)
             model = self._existing(place)
             if model is None:
+                if version not in needed:
+                    continue
                 model = await self._brought_up(place, wanted)
                 if model is None:
                     continue

@@ -31,6 +31,10 @@ class ModelState(msgspec.Struct):
     """What it is to its model."""
     refused: str = ""
     """Why a newer model.yaml, or a newer version, did not take this one's place: one sentence, safe to show."""
+    unwritten: str = ""
+    """Why it is in force and traffic.json does not say so yet: one sentence, safe to show."""
+    doubt: str = ""
+    """What its proof has shown, though it answers: one sentence, safe to show."""
     stages_s: dict[str, float] = {}
     """`load_s` by stage: wait, read, build, device, warm_up."""
 

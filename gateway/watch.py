@@ -1,6 +1,7 @@
 """Looks at what the disk says of the served models, and at ramps whose next step is due. Lives on the event loop.
 
 So all gateways come to serve the same, whoever wrote traffic.json, and an edited model.yaml takes effect by itself.
+What is in force and could not be written is tried again from here.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._stepping: dict[str, asyncio.Task[None]] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
         self._delays_s: dict[str, float] = {}
         self._again_s: dict[str, float] = {}
         """Models that could not be served as the files say: since how long the next try waits, and when it is due."""
@@ -57,7 +59,8 @@ class Watch:
 
     def close(self) -> None:
         """Look no more. Idempotent."""
-        for task in (self._task, *self._reconciling.values(), *self._stepping.values()):
+        tasks = (*self._reconciling.values(), *self._stepping.values(), *self._writing.values())
+        for task in (self._task, *tasks):
             if task is not None:
                 task.cancel()
         self._task = None
@@ -82,6 +85,9 @@ class Watch:
             if name not in self._reconciling and self._is_to_be_served(name, found):
                 self._seen[name] = found
                 _begin(self._reconciling, name, self._reconcile)
+        for name in self._control.unwritten():
+            if name not in self._writing:
+                _begin(self._writing, name, self._control.write)
         if self._leads:
             for name in self._control.names():
                 if name not in self._stepping and self._is_due(name):

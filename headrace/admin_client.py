@@ -101,7 +101,8 @@ class AdminClient:
         """Who is answered by which version, and how well. Raises UnknownModel."""
         found = self._call(self._stub.GetTraffic, pb.GetTrafficRequest(model=name))
         figures = [wire.plain(each, results.VersionFigures) for each in found.figures]
-        return results.TrafficNow(wire.traffic(found.traffic), figures)
+        coming = wire.traffic(found.coming) if found.HasField("coming") else None
+        return results.TrafficNow(wire.traffic(found.traffic), figures, coming, found.refused, found.unwritten)
 
     def watch(self, name: str = "") -> Iterator[results.Change]:
         """The state whole, then what changes, until the server stops. `name`: only this model."""
@@ -136,9 +137,9 @@ class AdminClient:
         """End the canary, or go back to the version before. Raises HeadraceError.
 
         `ends`: the version that is to end, whole; Conflict when something else is in force by now. Empty: what is in
-        force as this looks, so that the call must not be repeated blindly.
+        force as this looks; Conflict when that is so by a rollback. It may be written later: `traffic` says if so.
         """
-        return self._order(name, rollback=pb.RollBack(reason=reason, ends=ends or self.traffic(name).traffic.ending))
+        return self._order(name, rollback=pb.RollBack(reason=reason, ends=ends or self.traffic(name).ending))
 
     def drop_standby(self, name: str) -> Traffic:
         """Give up the version to go back to. Raises HeadraceError."""

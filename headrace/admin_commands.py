@@ -30,7 +30,11 @@ def traffic(  # noqa: PLR0913 - one parameter per option
     promote: Annotated[bool, typer.Option("--promote", help="The canary becomes current.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="End the canary; without one, go one back.")] = False,
     ends: Annotated[
-        str, typer.Option(metavar="HASH", help="With --rollback: end this one or none; default what is in force.")
+        str,
+        typer.Option(
+            metavar="HASH",
+            help="With --rollback: end this one or none; default what is in force, if that is no rollback.",
+        ),
     ] = "",
     reason: Annotated[str, typer.Option(help="For the history, with --rollback.")] = "",
     drop_standby: Annotated[
@@ -53,7 +57,7 @@ def traffic(  # noqa: PLR0913 - one parameter per option
 
         headrace traffic my-classifier --shadow 3f2a --percent 10
 
-        headrace traffic my-classifier --rollback --reason "too many dogs"
+        headrace traffic my-classifier --rollback --ends 3f2a --reason "too many dogs"
     """
     from headrace import admin_run  # noqa: PLC0415 - imports gRPC and rich
     from headrace.admin_orders import Wanted  # noqa: PLC0415 - imports gRPC

@@ -93,7 +93,10 @@ class OnDisk:
 
     def roll_back(self, name: str, reason: str = "", ends: str = "") -> Traffic:
         """Raises Conflict, UnknownModel, RepositoryError."""
-        return self._changed(name, lambda before: transitions.roll_back(before, self._why(reason), ends))
+        return self._changed(
+            name,
+            lambda before: transitions.roll_back(before, self._why(reason), ends or transitions.unnamed_ending(before)),
+        )
 
     def drop_standby(self, name: str) -> Traffic:
         """Raises UnknownModel, RepositoryError."""
@@ -166,7 +169,7 @@ def carried_out(wanted: Wanted, name: str, at: Reached) -> Traffic:
     if wanted.drop_standby:
         return at.orders.drop_standby(name)
     if wanted.rollback:
-        ends = matched(wanted.ends, at.versions, name) if wanted.ends else at.orders.traffic(name).traffic.ending
+        ends = matched(wanted.ends, at.versions, name) if wanted.ends else at.orders.traffic(name).ending
         return at.orders.roll_back(name, wanted.reason, ends)
     version = matched(wanted.canary or wanted.shadow, at.versions, name)
     return at.orders.canary(name, planned(wanted, version))

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from shared.traffic import Traffic
+from shared.traffic import Canary, Traffic, unnamed_ending
 
 
 class VersionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class VersionState(msgspec.Struct, frozen=True, kw_only=True):
     uses: int = 0
     uses_per_minute: float = 0.0
     stored_bytes: int = 0
+    notes: list[str] = []
+    """What is to be known of it although it answers."""
 
 
 class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,26 @@ class TrafficNow(msgspec.Struct, frozen=True):
     """Who is answered by which version, and how well."""
 
     traffic: Traffic
+    """In force."""
     figures: list[VersionFigures] = []
+    coming: Traffic | None = None
+    """What traffic.json says, while that is not in force: it is being loaded, or was refused."""
+    refused: str = ""
+    unwritten: str = ""
+    """Why what is in force is not in traffic.json yet."""
+
+    @property
+    def loading(self) -> Canary | None:
+        """A canary that is to have its share as soon as it can answer."""
+        coming = self.coming
+        if coming is None or self.traffic.canary is not None or coming.current != self.traffic.current:
+            return None
+        return coming.canary
+
+    @property
+    def ending(self) -> str:
+        """What a rollback that names nothing ends. Raises Conflict when that can't be meant."""
+        return self.loading.version if self.loading is not None else unnamed_ending(self.traffic)
 
 
 class Added(msgspec.Struct, frozen=True):

@@ -54,6 +54,9 @@ def _order(at: Reached, name: str, wanted: Wanted, *, as_json: bool) -> None:
         _print_done(admin_show.done_text(name, after))
     if at.note:
         Console(stderr=True).print(literal(at.note), soft_wrap=True)
+    if wanted.rollback and (unwritten := at.orders.traffic(name).unwritten):
+        told = f"in force, not yet written: {unwritten}; it is tried again"
+        Console(stderr=True).print(literal(told), soft_wrap=True)
 
 
 def _watch_traffic(at: Reached, name: str, *, as_json: bool) -> None:

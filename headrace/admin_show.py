@@ -25,11 +25,28 @@ def traffic(name: str, now: TrafficNow, note: str = "") -> RenderableType:
     canary = now.traffic.canary
     if canary is not None:
         parts.append(literal(f"{name}: {canary_text(canary)}"))
+    parts += [_warning(each) for each in amiss(now)]
     if now.traffic.history:
         parts.append(_history(now.traffic.history[-LAST_CHANGES:]))
     if note:
         parts.append(literal(note, "dim"))
     return Group(*parts)
+
+
+def amiss(now: TrafficNow) -> list[str]:
+    """What is not as the table says, or not for good, one sentence each."""
+    found = [f"in force, not yet written: {now.unwritten}; it is tried again"] if now.unwritten else []
+    if now.coming is None:
+        return found
+    if now.refused:
+        return [*found, f"traffic.json says something else, which is not served: {now.refused}"]
+    if now.loading is not None:
+        return [*found, f"{now.loading.version} is loading; until it can answer, {now.traffic.current} answers for it"]
+    return [*found, f"{now.coming.current} is to answer and is loading; until then {now.traffic.current} goes on"]
+
+
+def _warning(text: str) -> Text:
+    return Text("! ", "yellow") + literal(text)
 
 
 def _figures(now: TrafficNow) -> Table:
@@ -40,7 +57,11 @@ def _figures(now: TrafficNow) -> Table:
     headings += ["reqs", "err", "NaN", "slow", "p50 ms", "p99 ms"] if counted else []
     headings += ["compared", "disagreed"] if compared else []
     table = _table(*headings)
-    for version, role, share in roles(now.traffic):
+    shown = roles(now.traffic)
+    if now.loading is not None:
+        what = "shadow" if now.loading.shadow else "canary"
+        shown.insert(1, (now.loading.version, f"{what}, loading", 0.0))
+    for version, role, share in shown:
         row = [Text(version), _role(role), Text(f"{share:g} %")]
         if counted:
             row += _numbers(found.get(version, VersionFigures(version=version)), compared=compared)
@@ -119,6 +140,7 @@ def models(found: Models, *, wide: bool) -> RenderableType:
         table.add_row(*_state_row(state, wide=wide))
         told = filter(None, (state.reason if state.phase != "ready" else "", state.refused))
         reasons += [Text("✗ ", "red") + literal(f"{state.model} {state.version}: {each}") for each in told]
+        reasons += [_warning(f"{state.model} {state.version}: {each}") for each in state.notes]
     return Group(table, *map(_memory, found.memory), *reasons)
 
 

@@ -56,12 +56,15 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     def wanted(self) -> list[str]:
         """The versions that are to be loaded, the current one first."""
-        canary = self.canary.version if self.canary is not None else ""
-        return [version for version in dict.fromkeys((self.current, canary, self.standby)) if version]
+        return [version for version in dict.fromkeys((*self.answering(), self.standby)) if version]
+
+    def answering(self) -> list[str]:
+        """Those without which it can't be served: the current one and the canary, if there is one."""
+        return [self.current, *([self.canary.version] if self.canary is not None else [])]
 
     @property
     def ending(self) -> str:
-        """The version that a rollback would end."""
+        """The version that a rollback ends."""
         return self.canary.version if self.canary is not None else self.current
 
     def without_history(self) -> "Traffic":
@@ -135,6 +138,21 @@ def roll_back(before: Traffic, why: Why, ends: str = "") -> Traffic:
         raise Conflict("there is neither a canary nor an earlier version to go back to")
     after = msgspec.structs.replace(before, current=before.standby, standby=before.current)
     return _noted(after, "rollback", before.current, after.current, why)
+
+
+def unnamed_ending(before: Traffic) -> str:
+    """What a rollback that names no version ends.
+
+    Raises Conflict right after another rollback: whoever did not know of that one would bring back what it has ended.
+    """
+    last = before.history[-1] if before.history else {}
+    if before.canary is None and before.standby and last.get("action") == "rollback":
+        raise Conflict(
+            f"the last change was a rollback already ({last.get('at', '')} by {last.get('by', '')}): {before.current} "
+            f"answers all callers; to end that one, too, name it (--ends {before.current}), "
+            "or name the one that is to answer (--to HASH)"
+        )
+    return before.ending
 
 
 def _not_ended(before: Traffic, ends: str) -> str:

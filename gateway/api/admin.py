@@ -18,7 +18,7 @@ from gateway.api.admin_upload import Uploads
 from gateway.api.admin_watch import Watches
 from gateway.api.interceptors import Call, Edge, Parse
 from gateway.figures import VersionFigures
-from gateway.orders import Order
+from gateway.orders import Order, Standing
 from gateway.shielded import Shielded
 from gateway.state import ModelState, ServerState
 from protos.headrace.v1 import admin_pb2 as pb
@@ -51,6 +51,9 @@ class AdminPort(Protocol):
 
     def traffic(self, name: str) -> Traffic:
         """As it is in force, history included. Raises UnknownModel."""
+
+    def standing(self, name: str) -> Standing:
+        """The same with what is to come, and what is amiss. Raises UnknownModel."""
 
     async def all_figures(self, name: str) -> Sequence[VersionFigures]:
         """What each version has done since the canary started. Raises UnknownModel."""
@@ -160,11 +163,14 @@ class Admin:
     async def get_traffic(self, request: pb.GetTrafficRequest, _call: Call) -> pb.GetTrafficResponse:
         """Who is answered by which version, and how well."""
         name = admin_parse.model(request.model)
-        traffic = self._port.traffic(name)
-        shares, figures = admin_render.shares(traffic), await self._port.all_figures(name)
+        standing = self._port.standing(name)
+        shares, figures = admin_render.shares(standing.traffic), await self._port.all_figures(name)
         return pb.GetTrafficResponse(
-            traffic=admin_render.traffic(traffic),
+            traffic=admin_render.traffic(standing.traffic),
             figures=[admin_render.figures(each, shares.get(each.version, 0.0)) for each in figures],
+            coming=admin_render.traffic(standing.coming, last=0) if standing.coming is not None else None,
+            refused=standing.refused,
+            unwritten=standing.unwritten,
         )
 
     # ------------------------------------------------------------ ordered
@@ -193,7 +199,13 @@ class Admin:
         name, by = admin_parse.model(request.model), admin_parse.by(request.user, call.context)
         order = admin_parse.order(request)
         traffic = await self._orders.carried_out(self._port.order(name, order, by))
-        return pb.SetTrafficResponse(traffic=admin_render.traffic(traffic, last=1))
+        return pb.SetTrafficResponse(traffic=admin_render.traffic(traffic, last=1), unwritten=self._unwritten(name))
+
+    def _unwritten(self, name: str) -> str:
+        try:
+            return self._port.standing(name).unwritten
+        except UnknownModel:  # unloaded since
+            return ""
 
 
 def _answering(

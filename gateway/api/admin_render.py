@@ -67,7 +67,12 @@ def version_state(state: ModelState, share: float, use: Uses) -> pb.VersionState
         row_cap=state.row_cap or 0,
         uses=use.batches,
         uses_per_minute=use.per_minute,
+        notes=[note for note in (_not_written(state.unwritten), state.doubt) if note],
     )
+
+
+def _not_written(reason: str) -> str:
+    return f"in force, not yet written: {reason}" if reason else ""
 
 
 def memory(notes: Notes) -> list[pb.WorkerMemory]:
@@ -87,7 +92,7 @@ def memory(notes: Notes) -> list[pb.WorkerMemory]:
 
 def traffic(found: Traffic, last: int | None = None) -> pb.Traffic:
     """traffic.json, with at most the `last` changes of its history."""
-    history = found.history if last is None else found.history[-last:]
+    history = found.history if last is None else found.history[len(found.history) - last :] if last else []
     message = pb.Traffic(current=found.current, standby=found.standby, history=map(change, history))
     canary = found.canary
     if canary is not None:

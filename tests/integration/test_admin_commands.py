@@ -18,6 +18,8 @@ from headrace.admin_results import Change
 from headrace.admin_wire import NoServer
 from shared.errors import Conflict, StartupError, UnknownModel, UnknownVersion
 from shared.repository import Repository
+from shared.repository_writer import change_traffic
+from shared.traffic import Canary, Traffic, Why, start_canary
 from tests.support.fake_admin import (
     LIMIT_S,
     AdminThread,
@@ -93,6 +95,41 @@ def test_traffic_from_canary_to_rollback(shell: Shell, server: AdminThread, vers
     assert f"✓ m: rolled back: {old} answers all callers; {new} stays loaded" in out
     assert "too many [red]dogs" in shell("traffic", "m")
     assert shell.err == ""
+
+
+def test_a_rollback_that_is_not_written_yet_is_in_force_and_says_so(
+    shell: Shell, server: AdminThread, versions: list[str]
+) -> None:
+    old, new, _ = versions
+    shell("traffic", "m", "--canary", new, "--percent", "5")
+    server.control.amiss = {"unwritten": "model m: can't be written: No space left on device"}
+    assert f"✓ m: rolled back: {old} answers all callers" in shell("traffic", "m", "--rollback", "--ends", new)
+    told = "in force, not yet written: model m: can't be written: No space left on device; it is tried again"
+    assert told in shell.err
+    assert f"! {told}" in shell("traffic", "m")
+    assert shell.json("traffic", "m")["unwritten"] == server.control.amiss["unwritten"]
+
+
+def test_a_canary_that_is_loading_is_shown_and_is_what_a_rollback_ends(
+    shell: Shell, server: AdminThread, root: Path, versions: list[str]
+) -> None:
+    old, new, _ = versions
+    coming = Traffic(current=old, canary=Canary(version=new, percent=5))
+    server.control.amiss = {"coming": coming}
+    table = shell("traffic", "m")
+    assert re.search(rf"{new} +canary, loading +0 %", table)
+    assert f"! {new} is loading; until it can answer, {old} answers for it" in table
+    change_traffic(root, "m", lambda now: start_canary(now, coming.canary, Why("now", "me")))  # type: ignore[arg-type]  # there is one
+    server.control.amiss = {"coming": coming, "refused": "no memory"}
+    assert "! traffic.json says something else, which is not served: no memory" in shell("traffic", "m")
+    assert f"rolled back: {old} answers all" in shell("traffic", "m", "--rollback")
+    server.control.amiss = {}
+    shell("traffic", "m", "--to", new)
+    shell("traffic", "m", "--rollback", "--ends", new)
+    with pytest.raises(Conflict, match=rf"was a rollback already .*: {old} answers all callers; .*--ends {old}"):
+        shell("traffic", "m", "--rollback")
+    server.control.amiss = {"coming": Traffic(current=new)}
+    assert f"! {new} is to answer and is loading; until then {old} goes on" in shell("traffic", "m")
 
 
 def test_traffic_as_json(shell: Shell, server: AdminThread, versions: list[str]) -> None:

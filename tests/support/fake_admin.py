@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gateway.api.admin import Admin, Behind
 from gateway.api.admin_server import RunningAdmin, start_admin
 from gateway.figures import VersionFigures
-from gateway.orders import Order, applied
+from gateway.orders import Order, Standing, applied
 from gateway.state import ModelState, Role
 from shared.errors import HeadraceError, UnknownModel, UnknownVersion
 from shared.messages import MemoryNote, ModelUse
@@ -76,6 +76,8 @@ class Control(State):
         self.ordered: list[tuple[str, str]] = []
         self.loads: list[str] = []
         self.phases: dict[str, str] = {}
+        self.amiss: dict[str, object] = {}
+        """What `standing` says besides the traffic."""
         self.hidden: set[str] = set()
         """Models of the repository that this server does not serve."""
 
@@ -137,6 +139,9 @@ class Control(State):
         repository = Repository(self._root)
         found = repository.traffic(name)
         return found if found.current else Traffic(current=repository.current(name))
+
+    def standing(self, name: str) -> Standing:
+        return Standing(self.traffic(name), **self.amiss)  # type: ignore[arg-type]  # fields by name
 
     async def all_figures(self, name: str) -> list[VersionFigures]:
         traffic = self.traffic(name)

@@ -73,6 +73,7 @@ class VersionState(_message.Message):
     USES_FIELD_NUMBER: _builtins.int
     USES_PER_MINUTE_FIELD_NUMBER: _builtins.int
     STORED_BYTES_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -107,6 +108,12 @@ class VersionState(_message.Message):
     def stages_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The same by stage: `wait` (for memory), `read`, `build`, `device`, `warm_up`."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an admin is to know although it answers, one sentence each: that traffic.json does not name it yet, or that
+        its proof gave NaN.
+        """
+
     def __init__(
         self,
         *,
@@ -125,10 +132,11 @@ class VersionState(_message.Message):
         uses: _builtins.int = ...,
         uses_per_minute: _builtins.float = ...,
         stored_bytes: _builtins.int = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "memory_bytes", b"memory_bytes", "model", b"model", "phase", b"phase", "precision", b"precision", "reason", b"reason", "refused", b"refused", "role", b"role", "row_cap", b"row_cap", "share", b"share", "stages_s", b"stages_s", "stored_bytes", b"stored_bytes", "uses", b"uses", "uses_per_minute", b"uses_per_minute", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "memory_bytes", b"memory_bytes", "model", b"model", "notes", b"notes", "phase", b"phase", "precision", b"precision", "reason", b"reason", "refused", b"refused", "role", b"role", "row_cap", b"row_cap", "share", b"share", "stages_s", b"stages_s", "stored_bytes", b"stored_bytes", "uses", b"uses", "uses_per_minute", b"uses_per_minute", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1193,16 +1201,22 @@ class SetTrafficResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    UNWRITTEN_FIELD_NUMBER: _builtins.int
+    unwritten: _builtins.str
+    """Why it is in force and not in traffic.json yet: one sentence; it is tried again until it works, or until something
+    newer is ordered. Only a rollback does not wait for the disk. Empty: it is written.
+    """
     @_builtins.property
     def traffic(self) -> Global___Traffic: ...
     def __init__(
         self,
         *,
         traffic: Global___Traffic | None = ...,
+        unwritten: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic", "unwritten", b"unwritten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1233,19 +1247,37 @@ class GetTrafficResponse(_message.Message):
 
     TRAFFIC_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    UNWRITTEN_FIELD_NUMBER: _builtins.int
+    refused: _builtins.str
+    """Why it was refused: one sentence; it is tried again."""
+    unwritten: _builtins.str
+    """As in SetTrafficResponse."""
     @_builtins.property
-    def traffic(self) -> Global___Traffic: ...
+    def traffic(self) -> Global___Traffic:
+        """In force."""
+
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionFigures]: ...
+    @_builtins.property
+    def coming(self) -> Global___Traffic:
+        """What traffic.json says, without its history, while that is not in force: what it needs is being loaded, or was
+        refused. A rollback ends its canary. Unset: nothing else.
+        """
+
     def __init__(
         self,
         *,
         traffic: Global___Traffic | None = ...,
         figures: _abc.Iterable[Global___VersionFigures] | None = ...,
+        coming: Global___Traffic | None = ...,
+        refused: _builtins.str = ...,
+        unwritten: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "figures", b"figures", "refused", b"refused", "traffic", b"traffic", "unwritten", b"unwritten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

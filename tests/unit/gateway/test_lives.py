@@ -179,7 +179,9 @@ async def test_a_canary_that_ends_its_worker_is_rolled_back_after_three_inputs(r
             (ended,) = await asyncio.gather(caller, return_exceptions=True)
             assert isinstance(ended.results[0] if isinstance(ended, Answer) else ended, LostTwice)
             await w.until("the canary", lambda: canary.state.phase in {"ready", "unloaded"})
-        await w.until("the rollback", lambda: w.roles() == {old: "current"})
+        await w.until("the rollback", lambda: not w.lives.judge._ordered)
+        w.versions.tidy()
+        assert w.roles() == {old: "current"}
         entry = w.on_disk().history[-1]
         assert (entry["by"], entry["figures"]["measure"]) == ("guard", "ended workers")
         assert w.control.figures(NAME)[1].requests < 20

@@ -35,9 +35,9 @@ class Peers:
         """It is not written."""
         self.told.append(f"abandon {name} {traffic.current}")
 
-    async def adopt(self, name: str) -> None:
-        """It is written."""
-        self.told.append(f"adopt {name}")
+    async def adopt(self, name: str, unwritten: Traffic | None) -> None:
+        """It is written, or in force at least."""
+        self.told.append(f"adopt {name}" + (f" unwritten {unwritten.current}" if unwritten is not None else ""))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from gateway.model_files import ModelFiles
 from shared import repository_writer
 from shared.errors import Conflict, NotReady, UnknownModel, UnknownVersion
 from shared.repository import Repository
-from shared.traffic import Canary, Traffic, Why, switch
+from shared.traffic import Traffic, Why, switch
 from tests.support.lives_parts import NAME, add
 
 
@@ -31,39 +31,40 @@ async def test_what_can_not_be_read_is_told_without_our_paths(root: Path) -> Non
     files = ModelFiles(root)
     with pytest.raises(UnknownModel):
         await files.wanted("nobody")
-    (root / NAME / "traffic.json").write_text('{"current": "ffffffffffffffff"}')
     for content in ('{"current": "ffffffffffffffff"}', "{"):
         (root / NAME / "traffic.json").write_text(content)
         with pytest.raises(NotReady, match=r"model 'words' can't be loaded: words/traffic\.json") as caught:
             await files.wanted(NAME)
         assert str(root) not in caught.value.text
+        assert "; `headrace traffic words --to HASH` writes it anew" in caught.value.text
 
 
 async def test_a_repository_that_is_gone_is_told_without_our_paths(root: Path) -> None:
     files = ModelFiles(root)  # not there yet
-    for ask in (files.wanted(NAME), files.check_there(NAME, Traffic(current="a"))):
+    for ask in (files.wanted(NAME), files.check_there(NAME, ["a"])):
         with pytest.raises(NotReady) as caught:
             await ask
         assert str(root) not in caught.value.text
 
 
-async def test_who_is_to_answer_must_be_there_and_a_standby_need_not(root: Path) -> None:
+async def test_who_is_to_answer_must_be_there_or_loaded(root: Path) -> None:
     version, files = add(root, b"old"), ModelFiles(root)
     gone = "f" * 16
-    await files.check_there(NAME, Traffic(current=version, standby=gone))
-    for traffic in (Traffic(current=gone), Traffic(current=version, canary=Canary(version=gone, percent=1.0))):
-        with pytest.raises(UnknownVersion, match=f"model 'words' has no version '{gone}'"):
-            await files.check_there(NAME, traffic)
+    await files.check_there(NAME, [version])
+    with pytest.raises(UnknownVersion, match=f"model 'words' has no version '{gone}'"):
+        await files.check_there(NAME, [version, gone])
+    (root / NAME / "traffic.json").write_text(f'{{"current": "{gone}"}}')
+    assert (await files.wanted(NAME, {gone})).traffic.current == gone
 
 
 async def test_a_change_is_written_only_on_top_of_what_was_read(root: Path) -> None:
     old, new = add(root, b"old"), add(root, b"new")
     files = ModelFiles(root)
     before = (await files.wanted(NAME)).traffic
-    after = await files.write(NAME, before, lambda now: switch(now, new, Why("now", "one")))
+    after = await files.write(NAME, before, lambda now: switch(now, new, Why("now", "one")), before)
     assert after == Repository(root).traffic(NAME)
     with pytest.raises(Conflict, match="was changed by somebody else meanwhile; try again"):
-        await files.write(NAME, before, lambda now: switch(now, old, Why("now", "two")))
+        await files.write(NAME, before, lambda now: switch(now, old, Why("now", "two")), before)
     assert Repository(root).traffic(NAME) == after
 
 
@@ -78,12 +79,12 @@ async def test_a_change_that_is_refused_or_finds_no_room_writes_nothing(
         raise Conflict("no")
 
     with pytest.raises(Conflict, match=r"^no$"):
-        await files.write(NAME, before, refuses)
+        await files.write(NAME, before, refuses, before)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(repository_writer, "_write", full)
     with pytest.raises(NotReady, match="model words: can't be written: No space left on device"):
-        await files.write(NAME, before, lambda now: switch(now, new, Why("now", "one")))
+        await files.write(NAME, before, lambda now: switch(now, new, Why("now", "one")), before)
     assert Repository(root).traffic(NAME) == before

@@ -47,6 +47,10 @@ class Control:
         """As the test says."""
         return self.whole
 
+    def unwritten(self) -> list[str]:
+        """All is written."""
+        return []
+
 
 async def no_order(_name: str, _order: Order, _by: str) -> Traffic:
     raise AssertionError("nothing was to be ordered")

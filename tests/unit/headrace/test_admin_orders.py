@@ -18,10 +18,11 @@ from headrace.admin_orders import (
     seconds,
     server,
 )
+from headrace.admin_results import TrafficNow
 from headrace.options import Target
 from shared.errors import Conflict, ExitCode, InvalidOption, StartupError, UnknownModel, UnknownVersion
 from shared.repository import Repository
-from shared.traffic import Canary, Ramp
+from shared.traffic import Canary, Ramp, Traffic
 from tests.support.fake_admin import repository, three_versions
 
 
@@ -141,6 +142,37 @@ def test_a_rollback_names_what_it_ends(root: Path, versions: list[str]) -> None:
         carried_out(Wanted(rollback=True, ends=versions[1][:6]), "m", at)
     assert carried_out(Wanted(rollback=True, ends=versions[0]), "m", at).current == versions[1]
     assert carried_out(Wanted(drop_standby=True), "m", at).standby == ""
+
+
+def test_a_rollback_right_after_another_one_names_what_it_ends_or_is_refused(root: Path, versions: list[str]) -> None:
+    at = Reached(OnDisk(root), versions)
+    at.orders.switch("m", versions[1])
+    at.orders.roll_back("m", "the guard was faster", versions[1])
+    before = at.orders.traffic("m")
+    told = f"by headrace traffic\\): {versions[0]} answers all callers; .*--ends {versions[0]}.*--to HASH"
+    with pytest.raises(Conflict, match=told):
+        carried_out(Wanted(rollback=True), "m", at)
+    with pytest.raises(Conflict, match=told):
+        at.orders.roll_back("m")
+    assert at.orders.traffic("m") == before
+    at.orders.canary("m", Canary(version=versions[2], percent=5))
+    assert carried_out(Wanted(rollback=True), "m", at).canary is None, "there is a canary to end"
+    with pytest.raises(Conflict, match="was a rollback already"):
+        carried_out(Wanted(rollback=True), "m", at)
+    assert carried_out(Wanted(rollback=True, ends=versions[0]), "m", at).current == versions[1]
+
+
+def test_a_rollback_ends_a_canary_that_is_loading() -> None:
+    old, new = "a" * 16, "b" * 16
+    rolled_back = Traffic(current=old, standby=new, history=[{"action": "rollback"}])
+    coming = Traffic(current=old, canary=Canary(version=new, percent=5))
+    assert TrafficNow(rolled_back, coming=coming).ending == new
+    for other in (
+        Traffic(current=new),
+        Traffic(current=old),
+        Traffic(current=new, canary=Canary(version=old, percent=5)),
+    ):
+        assert TrafficNow(Traffic(current=old, standby=new), coming=other).ending == old, "what is in force"
 
 
 @pytest.mark.parametrize("every_s", [math.nan, math.inf, 0.0])

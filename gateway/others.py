@@ -1,0 +1,35 @@
+"""What an order asks of the other gateways of one server."""
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from shared.traffic import Traffic
+
+
+class Others(Protocol):
+    """The other gateways of this server."""
+
+    def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> Awaitable[None]:
+        """Have every one of them load and prove what this traffic needs. Raises HeadraceError.
+
+        `at_once`: it needs no load; who does not answer soon follows later.
+        """
+
+    def abandon(self, name: str, traffic: Traffic) -> Awaitable[None]:
+        """What they have prepared is not needed."""
+
+    def adopt(self, name: str, unwritten: Traffic | None) -> Awaitable[None]:
+        """Let them read traffic.json and model.yaml again; `unwritten`: what the disk is to say and can't yet."""
+
+
+class Nobody:
+    """There are no other gateways."""
+
+    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
+        """Nobody to ask."""
+
+    async def abandon(self, name: str, traffic: Traffic) -> None:
+        """Nobody to tell."""
+
+    async def adopt(self, name: str, unwritten: Traffic | None) -> None:
+        """Nobody to tell."""

@@ -1,0 +1,71 @@
+"""How the traffic of each served model stands, as admins see it. Lives on the event loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.figures import VersionFigures
+from gateway.model_files import InForce, ModelFiles
+from gateway.orders import Standing
+from gateway.routing import Routing
+from gateway.state import ModelState
+from shared.errors import UnknownModel
+from shared.traffic import Traffic
+
+
+class Standings:
+    """What is in force, what is to come, and what is amiss; `gateway.model_control` changes it."""
+
+    def __init__(self, disk: ModelFiles, routing: Routing) -> None:
+        self._disk = disk
+        self._routing = routing
+        self._in_force: dict[str, InForce] = {}
+        self._coming: dict[str, Traffic] = {}
+        """What the files say, where that could not be put into force yet."""
+        self._disk.changed = self._note_unwritten
+        self.told: Callable[[str], list[VersionFigures]] = lambda _name: []
+        """Who knows these figures."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after the traffic of a model has changed."""
+
+    def index(self) -> list[ModelState]:
+        """All versions that are served, and models that were until they were unloaded."""
+        return self._routing.states()
+
+    def traffic(self, name: str) -> Traffic:
+        """What is in force. Raises UnknownModel."""
+        return self._known(name).traffic
+
+    def standing(self, name: str) -> Standing:
+        """The same with what is to come, and what is amiss. Raises UnknownModel."""
+        in_force, coming, split = self._known(name).traffic, self._coming.get(name), self._routing.split(name)
+        refused = split.current.state.refused if split is not None else ""
+        return Standing(in_force, coming, refused, self._disk.unwritten(name))
+
+    async def history(self, name: str) -> list[dict[str, Any]]:
+        """Every change of the traffic, oldest first, as the disk has it now. Raises UnknownModel."""
+        return (await self._disk.before(name, self._known(name).traffic)).history
+
+    def figures(self, name: str) -> list[VersionFigures]:
+        """What the versions have done since the canary started, as far as this gateway knows. Raises UnknownModel."""
+        self._known(name)
+        return self.told(name)
+
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """The same; with several gateways `everywhere` asks all of them."""
+        return self.figures(name)
+
+    def names(self) -> list[str]:
+        """Models that are served."""
+        return list(self._in_force)
+
+    def _known(self, name: str) -> InForce:
+        try:
+            return self._in_force[name]
+        except KeyError:
+            raise UnknownModel(f"model {name[:100]!r} is not served") from None
+
+    def _note_unwritten(self, name: str) -> None:
+        split, reason = self._routing.split(name), self._disk.unwritten(name)
+        for model in self._routing.of(name):
+            model.state.unwritten = reason if split is not None and model is split.current else ""
+        self.changed()

@@ -1,0 +1,45 @@
+"""A traffic.json that says nothing of use: what to do about it, and how an order gets past it."""
+
+from pathlib import Path
+
+import msgspec
+
+from shared.repository import TRAFFIC_FILE
+from shared.repository_lock import locked
+from shared.traffic import Traffic
+
+DAMAGED_FILE = f"{TRAFFIC_FILE}.damaged"
+"""Where its content is kept, for whoever has edited it; the next damage replaces it."""
+
+
+def way_out(name: str) -> str:
+    """For a sentence that says what is wrong with it."""
+    return f"`headrace traffic {name} --to HASH` writes it anew (`headrace models list` shows the versions)"
+
+
+def set_aside(root: Path, name: str) -> bool:
+    """Give a model's traffic.json another name if its content can't be understood; False when there is none such.
+
+    Called for an order, which then writes a new one: the order is newer than whatever was in it. Raises
+    RepositoryError when the disk refuses.
+    """
+    path = root / name / TRAFFIC_FILE
+    if not _is_damaged(path):
+        return False
+    with locked(path.parent):
+        if _is_damaged(path):  # still, now that nobody else writes
+            path.replace(path.with_name(DAMAGED_FILE))
+    return True
+
+
+def _is_damaged(path: Path) -> bool:
+    """A file that can't be read at all is not damaged: what it says holds."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return False
+    try:
+        msgspec.json.decode(raw, type=Traffic)
+    except msgspec.DecodeError:
+        return True
+    return False

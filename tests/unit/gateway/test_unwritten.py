@@ -1,0 +1,279 @@
+"""A rollback while the disk refuses: in force at once, written when that can be, given up for what is newer."""
+
+import errno
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway import model_control, unwritten
+from gateway.model_control import ModelControl
+from gateway.orders import GUARD, RollBack, StartCanary, Switch
+from gateway.unwritten import ChangedMeanwhile, Unwritten
+from shared import repository_writer
+from shared.errors import Conflict, NotReady
+from shared.repository_writer import change_traffic
+from shared.traffic import Canary, Traffic, Why, roll_back, start_canary, switch
+from tests.support.lives_parts import NAME, World, add, world
+
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+FULL = "model words: can't be written: No space left on device"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+class Disk:
+    """One that is full until it is told otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = True
+        self.tries = 0
+        self._really = repository_writer._write
+        monkeypatch.setattr(repository_writer, "_write", self._write)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self.tries += 1
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._really(path, content)
+
+
+def canary(version: str, percent: float = 50.0) -> StartCanary:
+    return StartCanary(Canary(version=version, percent=percent))
+
+
+async def try_again(w: World) -> None:
+    """As the watch does when it is time."""
+    for each in w.control._disk._unwritten.values():
+        each.again_s = 0.0
+    await w.lives.watch.look()
+    await w.until("the try", lambda: not w.lives.watch._writing)
+
+
+@pytest.mark.parametrize("by", [GUARD, "admin"])
+async def test_a_rollback_is_in_force_at_once_and_written_when_the_disk_lets_it(
+    root: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(canary(new))
+        disk = Disk(monkeypatch)
+        after = await w.order(RollBack("bad", ends=new), by)
+        assert (after.canary, w.roles()) == (None, {old: "current"})
+        assert {(await w.answer(routing_key=str(each))).version for each in range(20)} == {old}
+        assert w.on_disk().canary is not None
+        assert w.control.standing(NAME).unwritten == w.current().state.unwritten == FULL
+        await w.control.reconcile(NAME)
+        assert w.roles() == {old: "current"}, "the old file does not bring it back"
+        await try_again(w)
+        assert (disk.tries, w.control.standing(NAME).unwritten) == (2, FULL)
+        disk.full = False
+        await try_again(w)
+        assert w.on_disk() == after
+        assert (w.control.standing(NAME).unwritten, w.current().state.unwritten) == ("", "")
+        await try_again(w)
+        assert disk.tries == 3, "once"
+        assert w.control.traffic(NAME) == w.on_disk()
+
+
+async def test_two_rollbacks_that_could_not_be_written_are_written_as_two_changes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, third = add(root, b"1"), add(root, b"2"), add(root, b"3")
+    async with world(root) as w:
+        await w.order(Switch(new))
+        await w.order(canary(third))
+        disk, before = Disk(monkeypatch), w.on_disk()
+        await w.order(RollBack(ends=third))
+        await w.order(RollBack(ends=new))
+        with pytest.raises(Conflict, match="is not in force any more"):
+            await w.order(RollBack(ends=new))
+        assert (w.current().version, w.on_disk()) == (old, before)
+        disk.full = False
+        await try_again(w)
+        assert (w.on_disk().current, w.on_disk().standby, w.on_disk().canary) == (old, new, None)
+        assert [each["from"] for each in w.on_disk().history[-2:]] == [third, new]
+        assert w.on_disk().history[:-2] == before.history
+
+
+async def test_other_orders_are_refused_while_the_disk_is_full_and_then_write_what_was_not_written_yet(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(canary(new))
+        disk = Disk(monkeypatch)
+        await w.order(RollBack(ends=new))
+        with pytest.raises(NotReady, match="No space left"):
+            await w.order(Switch(new))
+        assert w.control.standing(NAME).unwritten == FULL
+        disk.full = False
+        await w.order(Switch(new))
+        assert [each["action"] for each in w.on_disk().history[-3:]] == ["canary", "rollback", "switch"]
+        assert w.control.standing(NAME).unwritten == ""
+
+
+async def test_what_somebody_writes_meanwhile_is_newer_and_served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, third = add(root, b"old"), add(root, b"new"), add(root, b"third")
+    async with world(root) as w:
+        await w.order(canary(new))
+        await w.lives.watch.look()
+        disk = Disk(monkeypatch)
+        await w.order(RollBack(ends=new))
+        disk.full = False
+        change_traffic(root, NAME, lambda now: switch(now, third, Why("now", "by hand")))
+        await w.lives.watch.look()
+        await w.until("the newer one", lambda: w.current().version == third)
+        await try_again(w)
+        assert (w.control.standing(NAME).unwritten, w.on_disk().current, w.roles()[old]) == ("", third, "standby")
+
+
+async def test_a_disk_that_hangs_delays_a_rollback_by_less_than_a_second(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(canary(new))
+        really, goes_on = w.control._disk._change, threading.Event()
+
+        def hangs(*given: object) -> Traffic:
+            goes_on.wait(10.0)
+            return really(*given)  # type: ignore[arg-type]  # as they came
+
+        monkeypatch.setattr(w.control._disk, "_change", hangs)
+        monkeypatch.setattr(model_control, "WRITE_LIMIT_S", 0.01)
+        try:
+            await w.order(RollBack(ends=new))
+            assert (w.roles(), w.on_disk().canary is None) == ({old: "current"}, False)
+            assert w.control.standing(NAME).unwritten == "the disk has not answered yet"
+        finally:
+            goes_on.set()
+        await w.until("it to be written", lambda: w.control.standing(NAME).unwritten == "")
+        assert w.on_disk().canary is None
+
+
+async def test_another_gateway_follows_what_is_not_written_and_does_not_take_it_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as first, world(root) as second:
+        await first.order(canary(new))
+        await second.control.reconcile(NAME)
+        assert second.roles() == {old: "current", new: "canary"}
+        disk, others = Disk(monkeypatch), Follows(second.control)
+        await first.control.order(NAME, RollBack("bad", ends=new), "admin", others)
+        assert first.roles() == second.roles() == {old: "current"}
+        await second.control.reconcile(NAME)
+        assert second.roles() == {old: "current"}
+        assert second.control.standing(NAME).unwritten == FULL
+        disk.full = False
+        await try_again(second)
+        await try_again(first)
+        assert first.on_disk() == first.control.traffic(NAME) == second.control.traffic(NAME)
+        assert [each["action"] for each in first.on_disk().history[-2:]] == ["canary", "rollback"]
+        assert first.control.standing(NAME).unwritten == second.control.standing(NAME).unwritten == ""
+
+
+class Follows:
+    """One other gateway, asked as over its socket: what is told it holds the last change only."""
+
+    def __init__(self, control: ModelControl) -> None:
+        self._control = control
+
+    async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
+        """It has all that is needed."""
+
+    async def abandon(self, name: str, traffic: Traffic) -> None:
+        """Nothing was prepared."""
+
+    async def adopt(self, name: str, unwritten: Traffic | None) -> None:
+        """By its control."""
+        assert unwritten is not None
+        await self._control.follow(name, msgspec.structs.replace(unwritten, history=unwritten.history[-1:]))
+
+
+# ------------------------------------------------------------ what is loading
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+async def test_a_canary_that_is_still_loading_after_a_start_is_told_of_and_can_be_rolled_back(
+    root: Path, shadow: bool
+) -> None:
+    old, new, before = add(root, b"old"), add(root, b"new"), add(root, b"before")
+    coming = Traffic(current=old, standby=before, canary=Canary(version=new, percent=50.0, shadow=shadow))
+    change_traffic(root, NAME, lambda _now: coming)
+    async with world(root) as w:
+        w.router.holds.update({new, before})
+        await w.lives.watch.look()
+        await w.until("its load", lambda: w.router.held)
+        standing = w.control.standing(NAME)
+        assert (standing.traffic.canary, standing.coming, standing.refused) == (None, coming, "")
+        assert w.phases()[new] == ("coming", "loading")
+        await w.order(RollBack("not now", ends=new))
+        assert (w.on_disk().canary, w.on_disk().history[-1]["reason"]) == (None, "not now")
+        assert (w.current().version, w.control.standing(NAME).coming) == (old, None)
+        w.router.finish()
+        await w.until("the load to end", lambda: not w.lives.watch._reconciling)
+        for _ in range(2):  # the first one may have begun before the rollback was written
+            await w.lives.watch.look()
+            await w.until("it to be served", lambda: not w.lives.watch._reconciling)
+        assert w.roles() == {old: "current", before: "standby"}
+        assert w.control.standing(NAME).traffic == w.on_disk()
+
+
+async def test_a_canary_that_could_not_be_loaded_after_a_start_is_told_of_with_the_reason(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    change_traffic(root, NAME, lambda now: start_canary(now, Canary(version=new, percent=50.0), WHY))
+    async with world(root) as w:
+        w.router.bad[new] = "no memory"
+        await w.control.reconcile(NAME)
+        standing = w.control.standing(NAME)
+        assert standing.coming is not None
+        assert "no memory" in standing.refused
+        await w.order(RollBack(ends=new))
+        assert w.control.standing(NAME) == (w.on_disk(), None, "", "")
+        assert w.roles() == {old: "current"}
+
+
+# ------------------------------------------------------------ the record
+
+WHY = Why("now", "test")
+BASE = start_canary(Traffic(current=A), Canary(version=B, percent=5.0), WHY)
+AFTER = roll_back(BASE, WHY)
+
+
+def kept() -> Unwritten:
+    return Unwritten(BASE, BASE, []).followed_by(AFTER)
+
+
+def test_it_is_read_over_what_it_replaces_and_over_nothing_else() -> None:
+    assert kept().over(BASE) == AFTER
+    more = msgspec.structs.replace(BASE, history=[{"action": "noted"}, *BASE.history])
+    assert kept().over(more).history == [*more.history, AFTER.history[-1]]
+    newer = switch(BASE, C, WHY)
+    assert kept().over(newer) is newer
+    with pytest.raises(ChangedMeanwhile):
+        kept().written(newer)
+    assert kept().written(AFTER) is AFTER, "another gateway was faster"
+
+
+def test_what_came_while_it_was_written_is_written_on_top_of_it() -> None:
+    first = kept()
+    second = first.followed_by(switch(AFTER, C, WHY))
+    assert [each["action"] for each in second.entries] == ["rollback", "switch"]
+    second.lands(first)
+    assert (second.base, [each["action"] for each in second.entries]) == (AFTER, ["switch"])
+
+
+def test_it_is_tried_again_after_longer_and_longer_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten, "now_s", lambda: 100.0)
+    each = kept()
+    waits = []
+    for _ in range(8):
+        each.failed("full")
+        waits.append(each.again_s - 100.0)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
