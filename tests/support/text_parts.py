@@ -95,3 +95,16 @@ def tiny_tagger() -> TinyBert:
     """Five classes a token."""
     torch.manual_seed(9)
     return TinyBert(5, per_token=True).eval()
+
+
+TEXTS = (
+    "the river turns the wheel of the mill",
+    "a cat sat on the mat",
+    "dog",
+    "she was not very good",
+    "Anna lives in Berlin and works for Acme Corp, he visited New York last year.",
+    "a man is eating food " * 5,
+    "été 🙂 東京",
+    "the long and short text of a very good day in the rain, they ran home; it was not bad " * 2,
+)
+"""Of mixed lengths."""
