@@ -50,6 +50,10 @@ class _Machine:
         del self.stack[start:]
         self._dictionary().update(zip(flat[::2], flat[1::2], strict=True))
 
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._dictionary()[key] = value
+
     def build(self) -> None:
         state = self.stack.pop()
         if not isinstance(state, dict):
@@ -88,6 +92,7 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
 }
 _STEPS: dict[str, Callable[[_Machine], None]] = {
     "MEMOIZE": _Machine.memoize,
+    "SETITEM": _Machine.set_item,
     "SETITEMS": _Machine.set_items,
     "BUILD": _Machine.build,
     "STACK_GLOBAL": _Machine.name,
