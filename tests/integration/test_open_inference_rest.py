@@ -390,7 +390,7 @@ async def test_statistics_of_one_model_and_of_all_count_what_the_codec_refuses(s
     assert versioned[0]["version"] == VERSION
     assert after[0]["inference_stats"]["fail"]["count"] == before[0]["inference_stats"]["fail"]["count"] + 1
     assert after[0]["inference_stats"]["cache_hit"] == {"count": 0, "ns": 0}
-    assert len(everything) == 6
+    assert len(everything) == 7
 
 
 async def test_what_is_not_ready_says_so_with_503(site: HttpSite) -> None:
@@ -413,7 +413,7 @@ async def test_the_repository_is_listed_and_not_changed_unless_allowed(site: Htt
     load = await site.client.post("/v2/repository/models/classifier/load")
     unload = await site.client.post("/v2/repository/models/classifier/unload")
 
-    assert [len(everything.json()), len(ready.json())] == [5, 4]
+    assert [len(everything.json()), len(ready.json())] == [6, 5]
     assert everything.json()[4]["state"] == "UNAVAILABLE"
     assert everything.json()[4]["reason"] == "a test said so"
     assert [wrong.status_code, load.status_code, unload.status_code] == [400, 501, 501]
@@ -496,6 +496,29 @@ async def test_an_upload_as_a_form_or_as_the_body_itself_gives_labels(site: Http
     assert site.outcomes.counts == {("Classify", "ok"): 3}
 
 
+async def test_an_upload_for_boxes_gives_them_in_pixels(site: HttpSite, flow: Echo) -> None:
+    query = "/v1/detect?model=detector&score_threshold=0.5&classes=cat&classes=7"
+    form = await site.client.post(query, files={"file": ("cat.jpg", JPEG)}, data={"max_detections": "3"})
+    other = await site.client.post("/v1/detect?model=classifier", content=JPEG)
+    labels = await site.client.post("/v1/classify?model=detector", content=JPEG)
+
+    told = form.json()
+    assert told["detections"] == [
+        {
+            "label": {"index": 1, "name": "cat", "score": 0.5},
+            "left": 1.5,
+            "top": 2.5,
+            "right": 30.0,
+            "bottom": 40.0,
+        }
+    ]
+    assert (told["width"], told["height"], told["model"], told["version"]) == (80, 60, "detector", VERSION)
+    assert flow.requests[0].options == {"score_threshold": 0.5, "classes": ["cat", "7"], "max_detections": 3}
+    assert (other.status_code, "'classifier' does not answer with boxes" in other.json()["error"]) == (400, True)
+    assert (labels.status_code, "'detector' does not answer with labels" in labels.json()["error"]) == (400, True)
+    assert site.outcomes.counts[("Detect", "ok")] == 1
+
+
 async def test_an_upload_without_a_model_leaves_the_choice_to_the_routing(site: HttpSite, flow: Echo) -> None:
     flow.fail = NotReady("no")
     headers = {"content-type": "text/plain; charset=utf-8"}
@@ -568,7 +591,7 @@ async def test_the_documentation_loads_nothing_and_describes_every_route(site: H
                 assert {one["name"] for one in operation["parameters"] if one["in"] == "path"} == {
                     part[1:-1] for part in path.split("/") if part.startswith("{")
                 }
-    assert {"/v1/classify", "/v2/models/{model}/infer", "/healthz"} <= set(described["paths"])
+    assert {"/v1/classify", "/v1/detect", "/v2/models/{model}/infer", "/healthz"} <= set(described["paths"])
 
 
 async def test_ten_thousand_numbers_and_many_callers_get_their_own_answers(site: HttpSite) -> None:

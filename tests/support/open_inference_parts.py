@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from gateway.api.open_inference.detections import finds_boxes
 from gateway.api.open_inference.infer import Infer
 from gateway.api.open_inference.repository import ModelControl, Repository
 from gateway.api.open_inference.service import OpenInference
@@ -20,7 +21,7 @@ from shared.pipelines._yolo import YoloRows
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig
 from shared.pipelines.object_detection import ObjectDetection, ObjectDetectionConfig
 from shared.pipelines.tensor import DeclaredTensor, TensorConfig, TensorPipeline
-from shared.results import Classification, Label, Tensors
+from shared.results import Classification, Detection, Detections, Label, Tensors
 from shared.results import Result as FlowResult
 from shared.settings import Settings
 from shared.tensors import RawTensor, Tensor
@@ -149,8 +150,10 @@ def _echoed(model: ServedModel, request: Request, number: int) -> FlowResult:
         return Tensors(
             [_as_output(spec.name, tensor) for spec, tensor in zip(model.spec.outputs, raw.tensors, strict=True)]
         )
-    k = int(request.options.get("top_k", 5))
     first = raw.data[0]
+    if finds_boxes(model.spec):
+        return Detections([Detection(Label(first % 2, "cat", 0.5), 1.5, 2.5, 30.0, 40.0)], 80, 60)
+    k = int(request.options.get("top_k", 5))
     best = [Label((first + place) % 4, f"label {(first + place) % 4}", 0.5 / (place + 1)) for place in range(min(k, 4))]
     return Classification(best)
 
@@ -164,7 +167,7 @@ class Stack:
 
     def __init__(self, chosen: Settings | None = None, control: ModelControl | None = None) -> None:
         self.settings = chosen or settings()
-        self.models = Models(identity_models())
+        self.models = Models([*identity_models(), detector()])
         self.statistics = Statistics()
         self.flow = Echo(self.models, self.statistics)
         self.state = State()
