@@ -19,6 +19,7 @@ from headrace.client_calls import DetectOptions, Image, Input
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes_async
 from headrace.client_results import Classified, Detected, Outcome, Prediction
+from headrace.client_text import AsyncGrowingText, GenerateOptions, Prompt, wire_generate
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 
@@ -130,6 +131,27 @@ class AsyncClient:
         """As `classify_many`, with boxes."""
         many = Many(options, model, in_flight, self._limit_s(timeout_s), results.detected)
         return outcomes_async(self._stub.PredictStream, images, many)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        model: str = "",
+        version: str = "",
+        routing_key: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGrowingText:
+        """A text while it grows: iterate with `async for`, or `await` its `whole()`, which raise InferenceError.
+
+        `prompt` is continued, or answered where it is a conversation. `timeout_s` is for the whole text.
+        """
+        message = wire_generate(prompt, options, model=model, version=version, routing_key=routing_key)
+
+        def begin(limit_s: float) -> Any:  # noqa: ANN401 - gRPC's call
+            return self._stub.Generate(message, timeout=limit_s)
+
+        return AsyncGrowingText(begin, self._limit_s(timeout_s), self._max_attempts)
 
     def _limit_s(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s

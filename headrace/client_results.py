@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypedDict, TypeVar
 
 from headrace.client_errors import InferenceError, from_message
+from headrace.client_tokens import Finished, Token, finished, token
 from protos.headrace.v1 import inference_pb2 as pb
 
 T = TypeVar("T")
@@ -87,6 +88,10 @@ class Text:
     """Text, as input or as result."""
 
     text: str
+    finished: Finished | None = None
+    """Of a generated one."""
+    tokens: tuple[Token, ...] = ()
+    """Only where log probabilities were asked for."""
 
 
 Result: TypeAlias = Classification | Detections | Embedding | Tensors | Text
@@ -103,6 +108,8 @@ class ServerTiming:
     copy_ms: float = 0.0
     run_ms: float = 0.0
     finish_ms: float = 0.0
+    first_ms: float = 0.0
+    """Of generated text: from the arrival to the first of it."""
     batch_rows: int = 0
     """Rows of the batch it ran in."""
 
@@ -250,6 +257,11 @@ def _detections(message: pb.Result) -> Detections:
     return Detections(boxes, message.detections.width, message.detections.height)
 
 
+def _text(message: pb.TextResult) -> Text:
+    end = finished(message.finished) if message.HasField("finished") else None
+    return Text(message.text, end, tuple(map(token, message.tokens)))
+
+
 def _tensors(message: pb.Result) -> Tensors:
     return Tensors(tuple(Tensor(one.name, one.datatype, tuple(one.shape), one.data) for one in message.tensors.tensors))
 
@@ -259,5 +271,5 @@ _FROM_WIRE: dict[str, Callable[[pb.Result], Result]] = {
     "detections": _detections,
     "embedding": lambda message: Embedding(tuple(message.embedding.values)),
     "tensors": _tensors,
-    "text": lambda message: Text(message.text.text),
+    "text": lambda message: _text(message.text),
 }

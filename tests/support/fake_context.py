@@ -18,6 +18,7 @@ class Context:
         self.incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.reads = 0
         self.written: list[bytes] = []
+        self.wrote = asyncio.Event()
         self.writable = asyncio.Event()
         self.writable.set()
         self.write_error: Exception | None = None
@@ -42,6 +43,7 @@ class Context:
         if self.write_error is not None:
             raise self.write_error
         self.written.append(data)
+        self.wrote.set()
 
     def send(self, *messages: Any) -> None:  # noqa: ANN401 - protobuf messages
         for message in messages:

@@ -148,8 +148,7 @@ async def test_a_closed_call_ends_the_work_at_once() -> None:
     call = asyncio.create_task(server.call(ONE, context))
     server.flow.steps.put_nowait(None)
     async with asyncio.timeout(5.0):
-        while not context.written:
-            await asyncio.sleep(0)
+        await context.wrote.wait()
 
     call.cancel()
     await asyncio.wait([call])
