@@ -131,6 +131,9 @@ def _environment() -> "jinja2.Environment":
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - Jinja's own signature
             return attr not in _STRETCHING and super().is_safe_attribute(obj, attr, value)
 
+        def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401 - Jinja's own signature
+            """Jinja would allow `format` with safe attributes; None: then it is judged as any other."""
+
     # As `transformers` sets it, for which templates are written.
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     for name in _STRETCHING | {"indent"}:
