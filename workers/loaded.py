@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from shared.logs import Seldom, get_logger
+from shared.model_messages import GenerationLimits
 from shared.pipeline import Pipeline
 from workers.backends.base import Precision, Runner
 from workers.precision import OverflowGuard
@@ -68,6 +69,8 @@ class LoadedVersion:
         """`load_s` by stage, and what it waited for memory."""
         self.estimated_bytes = 0
         """What was expected of the runner's `memory_bytes` before the load."""
+        self.generation: GenerationLimits | None = None
+        """Of one that generates text: the runner is a `workers.generation.runner.GenerationRunner` then."""
         self.use = Use(0.0)
         self.precision: Precision = runner.precision
         self.guard = OverflowGuard(self._give_up_fp16)

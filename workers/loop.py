@@ -19,6 +19,8 @@ from workers.links import Links
 from workers.loaded import Key, LoadedVersion
 from workers.model_pool import ModelPool
 from workers.runs import Runs
+from workers.texts import Texts
+from workers.work import Work
 
 _log = get_logger()
 
@@ -26,18 +28,18 @@ _log = get_logger()
 class _Users:
     """What all sessions together do with the versions: see `workers.model_pool.Users`."""
 
-    def __init__(self, links: Links, runs: Runs) -> None:
+    def __init__(self, links: Links, work: Work) -> None:
         self._links = links
-        self._runs = runs
+        self._work = work
 
     def busy(self) -> set[Key]:
-        """With a batch that waits or is under way."""
+        """With a batch or a text that waits or is under way."""
         waiting = {key for session in self._links.sessions() for key in session.waiting()}
-        return waiting.union(loaded.key for loaded in self._runs.running())
+        return waiting.union(loaded.key for loaded in self._work.running())
 
     def running(self) -> list[LoadedVersion]:
-        """With a batch under way."""
-        return self._runs.running()
+        """With a batch or a text under way."""
+        return self._work.running()
 
     def pinned(self) -> set[Key]:
         """Never to be given up."""
@@ -59,26 +61,28 @@ class Worker:
         self._links = Links(sockets, hello, device, pool, now_s)
         self._flight = Flight(device)
         self._runs = Runs(self._links.sessions, self._flight, Aside(device), now_s)
-        self._runs.ran = pool.ran
-        pool.users = _Users(self._links, self._runs)
+        self._texts = Texts(self._links.sessions, pool.get, now_s)
+        self._runs.ran = self._texts.ran = pool.ran
+        self._work = Work(self._runs, self._texts, now_s)
+        pool.users = _Users(self._links, self._work)
 
     @property
     def worked(self) -> Callable[[], None]:
-        """Called after each batch that computed something."""
+        """Called after each batch or step that computed something."""
         return self._runs.worked
 
     @worked.setter
     def worked(self, call: Callable[[], None]) -> None:
-        self._runs.worked = call
+        self._runs.worked = self._texts.worked = call
 
     def run(self) -> None:
         """Serve gateways until a stop is asked for. Raises DeviceLost."""
         try:
             while not self._stop.requested:
                 self._look()
-                if not self._runs.step():
+                if not self._work.step():
                     self._wait()
-            self._runs.finish_all()
+            self._work.finish_all()
         except DeviceLost:
             self._give_up()
             raise
@@ -89,12 +93,13 @@ class Worker:
         self._links.find()
         for session in self._links.sessions():
             session.drain()
+        self._texts.collect()
         news = self._pool.turn()
         if news:
             for session in self._links.sessions():
                 session.tell(news)
         for session in self._links.gone():  # last: what has just been read may be its last words
-            self._runs.forget(session)
+            self._work.forget(session)
             self._links.leave(session)
 
     def _wait(self) -> None:

@@ -1,7 +1,8 @@
 """Which batch runs next, and who gets its answer: the gateways take turns, and what began first is answered first."""
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shared.board import ELSEWHERE, IDLE, Doing
 from shared.clock import Clock
@@ -28,6 +29,8 @@ class Runs:
         self.worked: Callable[[], None] = lambda: None
         self.ran: Callable[[LoadedVersion, int], None] = lambda _loaded, _rows: None
         """Called after each batch, with the rows that it computed."""
+        self.took: Callable[[float], None] = lambda _seconds: None
+        """Called after each batch, with the seconds that it took of the device."""
 
     def step(self) -> bool:
         """Begin what can begin; finish the first batch if that needs no waiting. False: nothing to do for now.
@@ -44,6 +47,19 @@ class Runs:
             self._finish()
             return True
         return began
+
+    def has_work(self) -> bool:
+        """Whether a batch waits or is under way among the others."""
+        return bool(len(self._flight)) or any(session.next_version() is not None for session in self._sessions())
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, the worker is at work for nobody's batch, for the gateways to see."""
+        since_s = self._clock()
+        for session in self._sessions():
+            session.doing(Doing(ELSEWHERE, since_s))
+        yield
+        self._show_first()
 
     def running(self) -> list[LoadedVersion]:
         """The versions of the batches under way."""
@@ -101,6 +117,7 @@ class Runs:
             for each in self._sessions():
                 each.note(loaded)
         self._turns.charge(session, done.copy_s + done.run_s)
+        self.took(done.copy_s + done.run_s)
         session.answer(batch, done)
         self.ran(loaded, done.rows_run)
         self._show_first()

@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from shared.arena import AttachedArena
 from shared.board import Board, Doing
 from shared.clock import Clock
 from shared.errors import Code, InternalFault
+from shared.generation_messages import CancelJobs, Generate, Generated, Piece
 from shared.handover import Greeting
 from shared.logs import get_logger
 from shared.messages import (
@@ -33,6 +36,7 @@ from shared.messages import (
 from shared.model_config import revision_of
 from shared.transport import SEND_LIMIT_S, Dealer, FrameTooBig
 from workers.engine import refuse_all
+from workers.jobs import Inbox
 from workers.loaded import Key, LoadedVersion
 from workers.model_pool import ModelPool, News
 
@@ -62,6 +66,8 @@ class Session:
         self.link = link
         self.cancelled: set[int] = set()
         """Items of waiting batches whose callers have left."""
+        self.inbox = Inbox()
+        """Prompts that wait to be taken up."""
         self.wanted_by_others: Callable[[], set[Key]] = set
         """The versions that other gateways have asked for: they stay, whatever this one lets go."""
         self._pool = pool
@@ -107,6 +113,10 @@ class Session:
                 self._load(message)
             case UnloadModel(model=model):
                 self._unload(model)
+            case Generate():
+                self._generate(message)
+            case CancelJobs(jobs=jobs):
+                self.inbox.cancel(jobs)
 
     # -------------------------------------------------------------- batches
 
@@ -148,6 +158,18 @@ class Session:
         self.cancelled.difference_update(item.item for item in batch.items)
         self._send(done)
 
+    def _generate(self, message: Generate) -> None:
+        key = self._models.get(message.model)
+        if key is not None and self._pool.takes(key):
+            self.inbox.add(key, message)
+        else:
+            self.say([Piece(message.job, failure=Failure(Code.NOT_READY, "the model is not loaded"))])
+
+    def say(self, pieces: list[Piece]) -> None:
+        """Parts of texts."""
+        self.inbox.ended(pieces)
+        self._send(Generated(pieces))
+
     def doing(self, doing: Doing) -> None:
         """For the gateway to see, whatever happens next."""
         self.link.board.write(self.link.worker, doing)
@@ -163,8 +185,9 @@ class Session:
         return {self._models[model] for model in self._pins}
 
     def waiting(self) -> set[Key]:
-        """Those of them with a batch that waits."""
-        return {self._models[batch.model] for batch in self._batches if batch.model in self._models}
+        """Those of them with a batch or a prompt that waits."""
+        batches = {self._models[batch.model] for batch in self._batches if batch.model in self._models}
+        return batches.union(self.inbox.keys())
 
     def tell(self, news: News) -> None:
         """Versions have been loaded, or have failed to, or were given up."""
@@ -232,6 +255,8 @@ class Session:
         try:
             return self.link.dealer.try_send(message)
         except FrameTooBig as error:
+            if isinstance(message, Generated):  # all log probabilities of a long text that beam search has found
+                return self.link.dealer.try_send(_without_tokens(message))
             if not isinstance(message, BatchDone):
                 raise
             # Outputs that should have had slots; each item still gets its answer.
@@ -245,6 +270,10 @@ class Session:
 def manner(loaded: LoadedVersion) -> tuple[str, int | None]:
     """How it runs: what a ModelNote tells."""
     return loaded.precision, loaded.row_cap
+
+
+def _without_tokens(generated: Generated) -> Generated:
+    return Generated([msgspec.structs.replace(piece, tokens=[]) for piece in generated.pieces])
 
 
 def _without_outputs(done: BatchDone) -> BatchDone:
@@ -265,5 +294,6 @@ def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
         loaded.row_cap,
         loaded.stages_s,
         loaded.estimated_bytes,
+        loaded.generation,
         buckets=loaded.buckets,
     )

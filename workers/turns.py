@@ -4,7 +4,7 @@ Each gateway is charged for the seconds that its batches took; the one with the 
 to run for a while is charged as if it had kept up, so that it can't save up time and then hold the device for long.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, TypeVar
 
 Who = TypeVar("Who", bound=Hashable)
@@ -38,6 +38,11 @@ class Turns(Generic[Who]):
     def forget(self, who: Who) -> None:
         """It has left."""
         self._used_s.pop(who, None)
+
+    def keep(self, those: Collection[Who]) -> None:
+        """All others have left."""
+        for who in [who for who in self._used_s if who not in those]:
+            del self._used_s[who]
 
     def __repr__(self) -> str:
         return f"<Turns {list(self._used_s.values())}>"

@@ -18,8 +18,8 @@ from workers.backends.torch_device import TorchDevice
 from workers.generation.capacity import Capacity
 from workers.generation.network import GeneratingNetwork
 from workers.generation.runner import GenerationRunner
-from workers.generation.sequences import Job
 from workers.generation.stepper import Stepper
+from workers.jobs import Job
 from workers.loaded import LoadedVersion
 
 LETTERS = string.ascii_letters + string.digits
@@ -100,7 +100,12 @@ class Desk:
         self._next = 0
 
     def ask(
-        self, prompt: Sequence[int], *, owner: Hashable = OWNER, deadline_s: float = FOREVER_S, **options: Any
+        self,
+        prompt: Sequence[int],
+        *,
+        owner: Hashable = OWNER,
+        deadline_s: float = FOREVER_S,
+        **options: Any,  # noqa: ANN401 - each its own
     ) -> Outcome:
         """Begin a job; its outcome fills up as steps are made. Raises Refused."""
         self._next += 1
@@ -128,7 +133,7 @@ class Desk:
             self.step()
         raise AssertionError(f"not done after {limit} steps: {self.stepper}")
 
-    def alone(self, prompt: Sequence[int], **options: Any) -> Outcome:
+    def alone(self, prompt: Sequence[int], **options: Any) -> Outcome:  # noqa: ANN401 - each its own
         """The same network's answer to one prompt, with nobody beside it."""
         desk = Desk(self.network, self.capacity)
         outcome = desk.ask(prompt, **options)

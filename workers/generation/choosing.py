@@ -1,4 +1,4 @@
-"""The next token of each text of a step: drawn for all lines at once, searched for each beam search by itself."""
+"""The next token of each text of a step: drawn for all chains at once, searched for each beam search by itself."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +12,7 @@ from shared.messages import Failure
 from workers.backends.base import DeviceLost
 from workers.generation.runner import GenerationRunner
 from workers.generation.sampler import Choice, choose
-from workers.generation.sequences import Beams, Line, Said, Text
+from workers.generation.sequences import Beams, Chain, Said, Text
 
 Chosen = tuple[Text, Tensor]
 """A text, and the logits `[rows, vocabulary]` of its rows."""
@@ -22,30 +22,30 @@ _log = get_logger()
 
 def advance(runner: GenerationRunner, texts: Sequence[Chosen]) -> list[Said | Failure]:
     """What each of them says now, in order. Raises DeviceLost."""
-    lines = [(text, logits) for text, logits in texts if isinstance(text, Line)]
-    choices = dict(zip((id(line) for line, _ in lines), _drawn(runner, lines), strict=True))
+    chains = [(text, logits) for text, logits in texts if isinstance(text, Chain)]
+    choices = dict(zip((id(chain) for chain, _ in chains), _drawn(runner, chains), strict=True))
     return [_advance(runner, text, logits, choices.get(id(text))) for text, logits in texts]
 
 
-def _drawn(runner: GenerationRunner, lines: Sequence[tuple[Line, Tensor]]) -> Sequence[Choice | None]:
+def _drawn(runner: GenerationRunner, chains: Sequence[tuple[Chain, Tensor]]) -> Sequence[Choice | None]:
     """None for those that will have to be drawn alone."""
-    if not lines:
+    if not chains:
         return ()
     try:
         with runner.judged():
-            return choose(torch.cat([logits for _, logits in lines]), [line.way() for line, _ in lines])
+            return choose(torch.cat([logits for _, logits in chains]), [chain.way() for chain, _ in chains])
     except DeviceLost:
         raise
     except Exception as error:  # noqa: BLE001 - whose it is turns out below
-        _log.warning("choosing tokens failed", texts=len(lines), error=f"{type(error).__name__}: {str(error)[:300]}")
-        return [None] * len(lines)
+        _log.warning("choosing tokens failed", texts=len(chains), error=f"{type(error).__name__}: {str(error)[:300]}")
+        return [None] * len(chains)
 
 
 def _advance(runner: GenerationRunner, text: Text, logits: Tensor, choice: Choice | None) -> Said | Failure:
     """No network's code but ours: still, what it raises is one text's end and not that of all."""
     try:
         with runner.judged():
-            if isinstance(text, Line):
+            if isinstance(text, Chain):
                 return text.take(choose(logits, [text.way()])[0] if choice is None else choice)
             return cast("Beams", text).take(logits)
     except DeviceLost:

@@ -2,30 +2,18 @@
 
 import abc
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
-from shared.generation import Detokeniser, GenerationOptions, Vocabulary
+from shared.generation import Detokeniser, Vocabulary
 from shared.results import FinishReason, TextEnd, Token
 from workers.generation.beams import BeamSearch
 from workers.generation.sampler import Choice, Seen, Way
-
-
-class Job(NamedTuple):
-    """What was asked for."""
-
-    owner: Hashable
-    """Who gets the answer."""
-    number: int
-    """The owner's."""
-    deadline_s: float
-    prompt: Sequence[int]
-    """1 .. context - 1 tokens."""
-    options: GenerationOptions
+from workers.jobs import Job
 
 
 class Reader(NamedTuple):
@@ -102,7 +90,7 @@ class Text(abc.ABC):
         return f"<{type(self).__name__} {self.job.number} filled={self.filled} rows={self.places}>"
 
 
-class Line(Text):
+class Chain(Text):
     """One token after another, greedily or drawn: said as it comes."""
 
     def __init__(self, job: Job, reader: Reader) -> None:
@@ -168,4 +156,4 @@ class Beams(Text):
 
 def text_of(job: Job, reader: Reader) -> Text:
     """Begin a job."""
-    return Beams(job, reader) if job.options.beams > 1 else Line(job, reader)
+    return Beams(job, reader) if job.options.beams > 1 else Chain(job, reader)

@@ -6,39 +6,29 @@ In the state the rows of those that run come first, then those whose prompts are
 came.
 """
 
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import cast
 
 from shared.clock import Clock
-from shared.errors import Code
+from shared.errors import Code, InternalFault
 from shared.generation_messages import Piece
 from shared.logs import get_logger
 from shared.messages import Failure
-from workers.backends.base import OutOfMemory
+from workers.backends.base import DeviceLost, OutOfMemory
 from workers.generation.capacity import portions
 from workers.generation.choosing import Chosen, advance
 from workers.generation.isolation import NO_MEMORY, Isolation
+from workers.generation.line import Line
 from workers.generation.runner import Feed, GenerationRunner
-from workers.generation.sequences import Job, Said, Text, text_of
+from workers.generation.sequences import Said, Text, text_of
+from workers.jobs import Job, Refused
 from workers.loaded import LoadedVersion
 
 PORTION_S = 0.1
 """About so long a step reads prompts: the texts that run stand still meanwhile, and so do other models."""
 LEAST_PORTION, LARGEST_PORTION = 16, 4096
 """Tokens, whatever was measured."""
-MAX_WAITING = 256
-"""Texts of one gateway that wait for room. It keeps to the limits that it was told; with several gateways on one worker
-each of them may ask for all there is."""
-
 _log = get_logger()
-
-
-class Refused(Exception):
-    """A job that is not begun, and why."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.failure = Failure(code, text)
 
 
 class Stepper:
@@ -49,7 +39,7 @@ class Stepper:
         self._runner = runner
         self._clock = clock
         self._isolation = Isolation(loaded, runner, clock)
-        self._waiting: dict[Hashable, deque[Text]] = {}
+        self._waiting = Line()
         self._reading: list[Text] = []
         self._running: list[Text] = []
         self._cancelled: set[tuple[Hashable, int]] = set()
@@ -62,7 +52,7 @@ class Stepper:
 
     def __len__(self) -> int:
         """Texts that are not at their end."""
-        return sum(map(len, self._waiting.values())) + len(self._reading) + len(self._running)
+        return len(self._waiting) + len(self._reading) + len(self._running)
 
     def add(self, job: Job) -> None:
         """Begin a job as soon as there is room. Raises Refused."""
@@ -80,10 +70,7 @@ class Stepper:
                 f"model keeps at a time: {capacity.sequences} sequences, {capacity.tokens} tokens together "
                 "(`generation` in model.yaml)",
             )
-        waiting = self._waiting.setdefault(job.owner, deque())
-        if len(waiting) == MAX_WAITING:
-            raise Refused(Code.OVERLOADED, f"{MAX_WAITING} prompts wait for this model")
-        waiting.append(text)
+        self._waiting.add(text)
 
     def cancel(self, owner: Hashable, jobs: Sequence[int]) -> None:
         """Their callers have left: they end with the next step. Those that have ended are nothing to remember."""
@@ -91,16 +78,13 @@ class Stepper:
 
     def forget(self, owner: Hashable) -> None:
         """There is nobody any more to tell. Raises DeviceLost."""
-        self._waiting.pop(owner, None)
-        self._reading = [text for text in self._reading if text.job.owner != owner]
-        self._running = [text for text in self._running if text.job.owner != owner]
-        self._close_up()
+        self._keep(lambda text: text.job.owner != owner)
 
     def end_all(self, failure: Failure) -> dict[Hashable, list[Piece]]:
         """The last pieces of all that is not at its end."""
         for text in self._texts():
             self._fail(text, failure)
-        self._waiting, self._reading, self._running = {}, [], []
+        self._keep(lambda _: False)
         return self._said()
 
     def step(self) -> dict[Hashable, list[Piece]]:
@@ -120,8 +104,13 @@ class Stepper:
     # ------------------------------------------------------------ who is there
 
     def _texts(self) -> list[Text]:
-        waiting = [text for texts in self._waiting.values() for text in texts]
-        return [*self._running, *self._reading, *waiting]
+        return [*self._running, *self._reading, *self._waiting]
+
+    def _keep(self, wanted: Callable[[Text], bool]) -> None:
+        self._running = list(filter(wanted, self._running))
+        self._reading = list(filter(wanted, self._reading))
+        self._waiting.keep(wanted)
+        self._close_up()
 
     def _let_leave(self) -> None:
         now_s = self._clock()
@@ -136,16 +125,12 @@ class Stepper:
             leaving.add(id(text))
         self._cancelled.clear()
         if leaving:
-            self._running = [text for text in self._running if id(text) not in leaving]
-            self._reading = [text for text in self._reading if id(text) not in leaving]
-            for owner, texts in list(self._waiting.items()):
-                self._waiting[owner] = deque(text for text in texts if id(text) not in leaving)
-            self._close_up()
+            self._keep(lambda text: id(text) not in leaving)
 
     def _let_join(self) -> None:
         """The owner with the fewest rows first. Who is next and finds no room is not overtaken."""
-        while (text := self._next()) is not None:
-            present = [*self._running, *self._reading]
+        present = [*self._running, *self._reading]
+        while (text := self._waiting.next(present)) is not None:
             rows = sum(each.width for each in [*present, text])
             longest = max(each.reserved for each in [*present, text])
             cap = self._loaded_cap()
@@ -153,28 +138,19 @@ class Stepper:
                 return
             try:
                 self._runner.make_room(rows, longest)
-            except OutOfMemory:
-                if present:
+            except DeviceLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - as in `_close_up`
+                if present and isinstance(error, OutOfMemory):
                     self._learn(max(1, rows - text.width))
                     return
-                self._fail(text, Failure(Code.OVERLOADED, NO_MEMORY))
-                self._waiting[text.job.owner].popleft()
-                continue
-            self._waiting[text.job.owner].popleft()
-            text.places = [self._rows]
-            self._rows += 1
-            self._reading.append(text)
-
-    def _next(self) -> Text | None:
-        owners = [owner for owner, texts in self._waiting.items() if texts]
-        if not owners:
-            self._waiting.clear()
-            return None
-        rows = dict.fromkeys(owners, 0)
-        for text in (*self._running, *self._reading):
-            if text.job.owner in rows:
-                rows[text.job.owner] += text.width
-        return self._waiting[min(owners, key=rows.__getitem__)][0]
+                self._fail(text, self._meaning(error))
+            else:
+                text.places = [self._rows]
+                self._rows += 1
+                self._reading.append(text)
+                present.append(text)
+            self._waiting.remove(text)
 
     def _loaded_cap(self) -> int:
         return self.loaded.row_cap or self._runner.capacity.sequences
@@ -247,8 +223,10 @@ class Stepper:
             return
         try:
             self._runner.keep(places)
-        except OutOfMemory:
-            self._start_over()
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - OutOfMemory, or whatever a network's own state raises
+            self._start_over(error)
             return
         self._rows = 0
         for text in (*self._running, *self._reading):
@@ -264,10 +242,11 @@ class Stepper:
             self._running = [at[row] if row in at else next(moving) for row in range(rows)]
         return [*self._running, *self._reading]
 
-    def _start_over(self) -> None:
-        """There was not even memory to move rows."""
+    def _start_over(self, error: Exception) -> None:
+        """Nobody knows what is in the state now."""
+        _log.error("the rows of a model's state can't be moved", model=self.loaded.key.name, exc_info=error)
         for text in (*self._running, *self._reading):
-            self._fail(text, Failure(Code.OVERLOADED, NO_MEMORY))
+            self._fail(text, self._meaning(error))
         self._running, self._reading, self._rows = [], [], 0
         self._runner.drop()
 
@@ -282,6 +261,11 @@ class Stepper:
     def _fail(self, text: Text, failure: Failure) -> None:
         self._tell(text, Piece(text.job.number, failure=failure))
 
+    def _meaning(self, error: Exception) -> Failure:
+        if isinstance(error, OutOfMemory):
+            return Failure(Code.OVERLOADED, NO_MEMORY)
+        return Failure(Code.INTERNAL, InternalFault.TEXT)
+
     def _tell(self, text: Text, piece: Piece) -> None:
         self._pieces.setdefault(text.job.owner, []).append(piece)
 
@@ -290,5 +274,10 @@ class Stepper:
         return pieces
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiting.values()))
-        return f"<Stepper running={len(self._running)} reading={len(self._reading)} waiting={waiting}>"
+        running, reading, waiting = len(self._running), len(self._reading), len(self._waiting)
+        return f"<Stepper running={running} reading={reading} waiting={waiting}>"
+
+
+def of(loaded: LoadedVersion, clock: Clock) -> Stepper:
+    """For a loaded version that generates."""
+    return Stepper(loaded, cast("GenerationRunner", loaded.runner), clock)
