@@ -15,7 +15,7 @@ from shared.repository import Repository
 from shared.repository_files import reason_of
 from shared.repository_writer import change_traffic
 from shared.traffic import Traffic
-from shared.traffic_repair import DAMAGED_FILE, set_aside, way_out
+from shared.traffic_repair import DAMAGED_FILE, set_aside
 
 log = get_logger()
 
@@ -166,14 +166,11 @@ class ModelFiles:
     def _read(self, name: str, loaded: Collection[str]) -> InForce:
         repository = Repository(self._root, only=name)
         stored = repository.versions(name)
-        try:
-            traffic = repository.traffic(name)
-            if not traffic.current:
-                traffic = Traffic(current=repository.current(name))
-            if traffic.current not in stored and traffic.current not in loaded:
-                repository.current(name)  # which says so
-        except RepositoryError as error:
-            raise RepositoryError(f"{error.text}; {way_out(name)}") from None
+        traffic = repository.traffic(name)
+        if not traffic.current:
+            traffic = Traffic(current=repository.current(name))
+        if traffic.current not in stored and traffic.current not in loaded:
+            repository.current(name)  # which says so
         return InForce(traffic, config_bytes(self._root / name))
 
     def _usable(self, name: str, disk: Traffic | None, in_force: Traffic) -> Traffic:

@@ -92,10 +92,12 @@ class AdminClient:
                 state=wire.plain(each.state, results.VersionState),
                 meta=wire.meta(each.meta) if each.HasField("meta") else None,
                 fault=each.fault,
+                file_bytes=dict(each.file_bytes),
             )
             for each in found.versions
         ]
-        return results.Model(found.model, versions, wire.traffic(found.traffic))
+        traffic = wire.traffic(found.traffic)
+        return results.Model(found.model, versions, traffic, found.fault, found.pipeline, found.backend)
 
     def traffic(self, name: str) -> results.TrafficNow:
         """Who is answered by which version, and how well. Raises UnknownModel."""

@@ -3,6 +3,7 @@
 Without a server traffic.json is written as a server would write it, and the next start takes it up.
 """
 
+import contextlib
 import math
 import re
 import time
@@ -18,9 +19,10 @@ from headrace.admin_wire import NoServer
 from headrace.options import Target
 from shared import traffic as transitions
 from shared.errors import ExitCode, StartupError, UnknownModel, UnknownVersion
-from shared.repository import MIN_PREFIX, Repository
+from shared.repository import MIN_PREFIX, Repository, RepositoryError
 from shared.repository_writer import change_traffic, now_utc
 from shared.traffic import By, Canary, Ramp, Traffic, Why
+from shared.traffic_repair import set_aside
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
@@ -76,8 +78,17 @@ class OnDisk:
         self._by = by
 
     def switch(self, name: str, version: str) -> Traffic:
-        """Raises UnknownModel, RepositoryError."""
-        return self._changed(name, lambda before: transitions.switch(before, version, self._why()))
+        """Also past a traffic.json that is damaged. Raises UnknownModel, RepositoryError."""
+
+        def change(before: Traffic) -> Traffic:
+            return transitions.switch(before, version, self._why())
+
+        try:
+            return self._changed(name, change)
+        except RepositoryError:
+            if not set_aside(self._root, name):
+                raise
+        return self._changed(name, change)
 
     def canary(self, name: str, canary: Canary) -> Traffic:
         """A ramp counts from now. Raises Conflict, InvalidOption, UnknownModel, RepositoryError."""
@@ -105,8 +116,11 @@ class OnDisk:
     def traffic(self, name: str) -> TrafficNow:
         """Without figures. Raises UnknownModel, UnknownVersion, RepositoryError."""
         repository = Repository(self._root)
-        current = repository.current(name)
-        return TrafficNow(msgspec.structs.replace(repository.traffic(name), current=current))
+        repository.versions(name)  # a name of a model, and no path
+        traffic = repository.traffic(name)
+        if not traffic.current:
+            traffic = msgspec.structs.replace(traffic, current=repository.current(name))
+        return TrafficNow(traffic)
 
     def _why(self, reason: str = "") -> Why:
         return Why(now_utc(), self._by, reason)
@@ -157,7 +171,11 @@ def reached(target: Target, name: str) -> Reached:
 
 def _on_disk(target: Target, name: str, note: str) -> Reached:
     root = target.settings().repository
-    return Reached(OnDisk(root), Repository(root).versions(name), note)
+    repository = Repository(root)
+    stored, named = repository.versions(name), []
+    with contextlib.suppress(RepositoryError):  # one that can't be read names nobody
+        named = repository.traffic(name).wanted()
+    return Reached(OnDisk(root), list(dict.fromkeys([*stored, *named])), note)
 
 
 def carried_out(wanted: Wanted, name: str, at: Reached) -> Traffic:

@@ -55,6 +55,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] | None = None
     """meta.json; None when it can't be read, for which `fault` is the reason."""
     fault: str = ""
+    file_bytes: dict[str, int] = {}
+    """By its relative name, of each file that is there."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -63,6 +65,10 @@ class Model(msgspec.Struct, frozen=True):
     model: str
     versions: list[Version]
     traffic: Traffic
+    fault: str = ""
+    """Why traffic.json can't be used."""
+    pipeline: str = ""
+    backend: str = ""
 
 
 class VersionFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,4 @@
-"""The repository commands with --address: the same tables and the same JSON, of a server's repository elsewhere.
-
-What the admin service does not tell (a model's pipeline, one file's size) stays empty.
-"""
+"""The repository commands with --address: the same tables and the same JSON, of a server's repository elsewhere."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,14 +25,20 @@ def print_models(target: Target, *, as_json: bool) -> None:
     with server(target) as admin:
         names = dict.fromkeys(state.model for state in admin.models().versions)
         found = [admin.model(name) for name in names]
-    rows = [_row(model, version) for model in found for version in model.versions]
+    rows = [row for model in found for row in _rows(model)]
     listing.print_rows(rows, target.address, as_json=as_json)
 
 
+def _rows(model: Model) -> list[listing.ModelRow]:
+    rows = [_row(model, version) for version in model.versions]
+    return [*rows, listing.ModelRow(model.model, problem=model.fault)] if model.fault else rows
+
+
 def _row(model: Model, version: Version) -> listing.ModelRow:
-    role = role_of(model.traffic, version.state.version)
+    role = role_of(model.traffic, version.state.version) if model.traffic.current else ""
     row = listing.ModelRow(model.model, version.state.version, current=role == "current", role=role)
     row.nbytes, row.problem = version.state.stored_bytes, version.fault
+    row.pipeline, row.backend = model.pipeline, model.backend
     if model.traffic.canary is not None and role in {"canary", "shadow"}:
         row.percent = model.traffic.canary.percent
     for field in ("created", "source", "licence", "owner", "data_version", "metrics"):
@@ -54,9 +57,10 @@ def print_shown(target: Target, name: str, prefix: str, *, as_json: bool) -> Non
         why = found.fault if found is not None else f"model {name} has no version that answers"
         raise StartupError(ExitCode.MODEL_LOAD, why)
     meta = msgspec.convert(found.meta, Meta)
-    files = [versions.StoredFile(file, None, digest) for file, digest in meta.files.items()]
-    role = role_of(model.traffic, version)
-    versions.print_version(versions.Shown(name, version, role, "", "", meta, files, model.traffic), as_json=as_json)
+    files = [versions.StoredFile(file, found.file_bytes.get(file), digest) for file, digest in meta.files.items()]
+    role, traffic = role_of(model.traffic, version), model.traffic
+    shown = versions.Shown(name, version, role, model.pipeline, model.backend, meta, files, traffic)
+    versions.print_version(shown, as_json=as_json)
 
 
 def print_history(target: Target, name: str, *, as_json: bool) -> None:

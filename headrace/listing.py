@@ -17,6 +17,7 @@ from shared.repository import Repository, RepositoryError
 from shared.repository_writer import role_of
 from shared.settings_loader import Loaded, variable_of
 from shared.traffic import Traffic
+from shared.traffic_repair import missing
 
 WIDE = 100
 """Columns of a terminal from which on a table shows all that it has."""
@@ -50,19 +51,39 @@ def model_rows(root: Path) -> list[ModelRow]:
     repository = Repository(root)
     rows: list[ModelRow] = []
     for name in repository.names():
-        try:
-            traffic = msgspec.structs.replace(repository.traffic(name), current=repository.current(name))
-            rows.extend(_version_row(repository, name, version, traffic) for version in repository.versions(name))
-        except (RepositoryError, HeadraceError) as error:
-            rows.append(ModelRow(name, problem=error.text))
+        rows += _rows_of(repository, name)
     return rows
 
 
-def _version_row(repository: Repository, name: str, version: str, traffic: Traffic) -> ModelRow:
-    role = role_of(traffic, version)
+def _rows_of(repository: Repository, name: str) -> list[ModelRow]:
+    """What can't be used of a model is a row with its problem; it does not hide what can."""
+    traffic, problem = Traffic(current=""), ""
+    stored = repository.versions(name)
+    try:
+        traffic = repository.traffic(name)
+        if not traffic.current:
+            traffic = Traffic(current=repository.current(name))
+    except (RepositoryError, HeadraceError) as error:
+        problem = error.text
+    rows = [_version_row(repository, name, version, traffic) for version in stored]
+    for version in traffic.wanted():
+        if version not in stored:
+            row = _plain_row(name, version, traffic)
+            row.problem = missing(name, version, row.role)
+            rows.append(row)
+    return [*rows, ModelRow(name, problem=problem)] if problem else rows
+
+
+def _plain_row(name: str, version: str, traffic: Traffic) -> ModelRow:
+    role = role_of(traffic, version) if traffic.current else ""  # else nobody knows
     row = ModelRow(name, version, current=role == "current", role=role)
     if traffic.canary is not None and role in {"canary", "shadow"}:
         row.percent = traffic.canary.percent
+    return row
+
+
+def _version_row(repository: Repository, name: str, version: str, traffic: Traffic) -> ModelRow:
+    row = _plain_row(name, version, traffic)
     try:
         found = repository.open(name, version)
     except RepositoryError as error:

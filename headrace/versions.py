@@ -41,9 +41,10 @@ class Shown(msgspec.Struct, frozen=True):
 def shown(root: Path, name: str, prefix: str = "") -> Shown:
     """One version, by default the current one. Raises UnknownModel, UnknownVersion, RepositoryError."""
     repository = Repository(root)
-    current = repository.current(name)
-    found = repository.open(name, repository.find(name, prefix) if prefix else current)
-    traffic = msgspec.structs.replace(repository.traffic(name), current=current)
+    traffic = repository.traffic(name)
+    if not prefix or not traffic.current:
+        traffic = msgspec.structs.replace(traffic, current=repository.current(name))
+    found = repository.open(name, repository.find(name, prefix) if prefix else traffic.current)
     return Shown(
         name,
         found.version,

@@ -35,6 +35,7 @@ __all__ = [
     "no_name",
     "read_json",
     "told",
+    "way_out",
 ]
 
 TRAFFIC_FILE = "traffic.json"
@@ -174,18 +175,21 @@ class Repository:
         if not path.exists():
             if len(versions) == 1:
                 return versions[0]
-            raise RepositoryError(
-                f"{told(path)}: is missing, and {name} has {len(versions)} versions: which one is current?"
-            )
+            why = f"is missing, and {name} has {len(versions)} versions: which one is current?"
+            raise RepositoryError(f"{told(path)}: {why} {way_out(name)}")
         current = self.traffic(name).current
         if current not in versions:
-            raise RepositoryError(f"{told(path)}: current is {_shown(current)}, which is no version of {name}")
+            why = f"current is {_shown(current)}, which is no version of {name}"
+            raise RepositoryError(f"{told(path)}: {why}; {way_out(name)}")
         return current
 
     def traffic(self, name: str) -> Traffic:
         """What traffic.json says; empty when there is none. Raises RepositoryError when it is bad."""
         path = self.root / name / TRAFFIC_FILE
-        return read_json(path, Traffic) if path.exists() else Traffic(current="")
+        try:
+            return read_json(path, Traffic) if path.exists() else Traffic(current="")
+        except RepositoryError as error:
+            raise RepositoryError(f"{error.text}; {way_out(name)}") from None
 
     def open(self, name: str, version: str = "", config: bytes | None = None) -> ModelVersion:
         """One version (default: the current one), its model.yaml checked; weights are neither read nor verified.
@@ -229,6 +233,11 @@ class Repository:
         """
         for fault in faults(version.files, version.meta.files):
             raise RepositoryError(fault)
+
+
+def way_out(name: str) -> str:
+    """What to do about a traffic.json that says nothing of use."""
+    return f"`headrace traffic {name} --to HASH` writes it anew (`headrace models list` shows the versions)"
 
 
 def is_name(name: str) -> bool:

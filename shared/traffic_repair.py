@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.repository import TRAFFIC_FILE
+from shared.repository import TRAFFIC_FILE, VERSIONS, way_out
 from shared.repository_lock import locked
 from shared.traffic import Traffic
 
@@ -12,9 +12,14 @@ DAMAGED_FILE = f"{TRAFFIC_FILE}.damaged"
 """Where its content is kept, for whoever has edited it; the next damage replaces it."""
 
 
-def way_out(name: str) -> str:
-    """For a sentence that says what is wrong with it."""
-    return f"`headrace traffic {name} --to HASH` writes it anew (`headrace models list` shows the versions)"
+def missing(name: str, version: str, role: str) -> str:
+    """What to say of a version that traffic.json names and that is not there."""
+    ways = {
+        "standby": f"`headrace traffic {name} --drop-standby` gives it up",
+        "canary": f"`headrace traffic {name} --rollback --ends {version}` ends it",
+        "shadow": f"`headrace traffic {name} --rollback --ends {version}` ends it",
+    }
+    return f"{name}/{VERSIONS}/{version}: is missing; {ways.get(role, way_out(name))}"
 
 
 def set_aside(root: Path, name: str) -> bool:

@@ -1,6 +1,7 @@
 """The admin service's part about what is stored: RemoveVersion, Verify, CollectGarbage, Diff, and what there is."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from gateway.api.interceptors import Call, Edge
 from protos.headrace.v1 import admin_pb2 as pb
 from shared.errors import InvalidInput, StartupError
 from shared.logs import get_logger
+from shared.model_config import config_bytes, parse_config
 from shared.repository import META_FILE, VERSIONS, Meta, Repository, read_json
 from shared.repository_diff import VersionDiff, diff
 from shared.repository_files import faults
 from shared.repository_garbage import KEEP, collect_garbage
-from shared.repository_writer import Removed, remove_version
+from shared.repository_writer import Removed, remove_version, role_of
+from shared.traffic import Traffic
+from shared.traffic_repair import missing
 
 MAX_KEEP = 1000
 LOOP_LIMIT_S = 5.0
@@ -42,10 +46,21 @@ class Storage:
     def model(self, name: str) -> pb.GetModelResponse:
         """One model as it is stored. Blocking. Raises UnknownModel, RepositoryError."""
         repository = Repository(self._root)
-        versions = [self._version(name, version) for version in repository.versions(name)]
-        return pb.GetModelResponse(
-            model=name, versions=versions, traffic=admin_render.traffic(repository.traffic(name))
-        )
+        stored, traffic, fault = repository.versions(name), Traffic(current=""), ""
+        try:
+            traffic = repository.traffic(name)
+        except StartupError as error:
+            fault = error.text
+        found = pb.GetModelResponse(model=name, traffic=admin_render.traffic(traffic), fault=fault)
+        found.versions.extend(self._version(name, version) for version in stored)
+        for version in traffic.wanted():
+            if version not in stored:
+                state = pb.VersionState(model=name, version=version)
+                found.versions.append(pb.Version(state=state, fault=missing(name, version, role_of(traffic, version))))
+        with contextlib.suppress(StartupError):
+            config = parse_config(config_bytes(self._root / name), name)
+            found.pipeline, found.backend = config.pipeline, config.backend
+        return found
 
     def _version(self, name: str, version: str) -> pb.Version:
         state = pb.VersionState(model=name, version=version)
@@ -54,9 +69,9 @@ class Storage:
             meta = read_json(folder / META_FILE, Meta)
         except StartupError as error:
             return pb.Version(state=state, fault=error.text)
-        files = [folder / file for file in meta.files]
-        state.stored_bytes = sum(file.lstat().st_size for file in files if file.is_file())
-        return pb.Version(state=state, meta=admin_render.meta(meta))
+        sizes = {file: (folder / file).lstat().st_size for file in meta.files if (folder / file).is_file()}
+        state.stored_bytes = sum(sizes.values())
+        return pb.Version(state=state, meta=admin_render.meta(meta), file_bytes=sizes)
 
     async def remove(self, request: pb.RemoveVersionRequest, call: Call) -> pb.RemoveVersionResponse:
         """Delete a version that is not in use."""

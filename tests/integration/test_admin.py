@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import stat
 import threading
@@ -30,7 +31,7 @@ from shared.errors import (
     UnknownModel,
     UnknownVersion,
 )
-from shared.repository import Repository
+from shared.repository import Repository, way_out
 from shared.repository_lock import locked
 from shared.traffic import Canary, Ramp
 from tests.support.fake_admin import (
@@ -156,6 +157,24 @@ def test_a_version_that_can_not_be_read_says_why(admin: AdminClient, root: Path,
     fault = {each.state.version: each.fault for each in admin.model("m").versions}[versions[2]]
     assert "meta.json" in fault
     assert str(root) not in fault
+
+
+def test_a_model_is_told_whole_although_its_traffic_json_is_broken(
+    admin: AdminClient, server: AdminThread, root: Path, versions: list[str]
+) -> None:
+    server.control.hidden.add("m")  # after a start: it can't be served
+    shutil.rmtree(root / "m" / "versions" / versions[0])
+    found = {each.state.version: each.fault for each in admin.model("m").versions}
+    assert found == {
+        versions[0]: f"m/versions/{versions[0]}: is missing; {way_out('m')}",
+        versions[1]: "",
+        versions[2]: "",
+    }
+    (root / "m" / "traffic.json").write_text("{")
+    model = admin.model("m")
+    assert sorted(each.state.version for each in model.versions) == sorted(versions[1:])
+    assert model.fault.startswith("m/traffic.json: ")
+    assert (model.pipeline, model.backend) == ("tensor", "simulated")
 
 
 @pytest.mark.parametrize("name", ["nobody", "a" * 128])

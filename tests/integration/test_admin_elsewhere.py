@@ -68,7 +68,11 @@ def test_what_is_there_and_where_it_comes_from(there: Elsewhere, versions: list[
     assert re.search(rf"m +{versions[0]} +● current", there("models", "list"))
     shown = there.json("models", "show", "m", versions[1][:6])
     assert (shown["version"], shown["meta"]["owner"], shown["role"]) == (versions[1], "owner 1", "")
-    assert [(file["name"], file["nbytes"]) for file in shown["files"]] == [("simulated.json", None)]
+    assert [(file["name"], file["nbytes"]) for file in shown["files"]] == [
+        ("simulated.json", rows[versions[1]]["nbytes"])
+    ]
+    for told in (shown, rows[versions[0]]):
+        assert (told["pipeline"], told["backend"]) == ("tensor", "simulated")
     assert shown["traffic"]["current"] == versions[0]
     assert f"m {versions[0]} ● current" in there("models", "show", "m")
     assert [change["action"] for change in there.json("models", "history", "m")] == ["switch"]

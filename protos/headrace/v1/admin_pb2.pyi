@@ -253,21 +253,36 @@ class GetModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    fault: _builtins.str
+    """Why traffic.json can't be used: one sentence. Empty: it can."""
+    pipeline: _builtins.str
+    """As in model.yaml; empty when that can't be read."""
+    backend: _builtins.str
     @_builtins.property
-    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]: ...
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]:
+        """Those that are stored, and those that its traffic names and that are missing, with that as their `fault`."""
+
     @_builtins.property
-    def traffic(self) -> Global___Traffic: ...
+    def traffic(self) -> Global___Traffic:
+        """In force; of a model that is not served, what traffic.json says."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         versions: _abc.Iterable[Global___Version] | None = ...,
         traffic: Global___Traffic | None = ...,
+        fault: _builtins.str = ...,
+        pipeline: _builtins.str = ...,
+        backend: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "traffic", b"traffic", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "fault", b"fault", "model", b"model", "pipeline", b"pipeline", "traffic", b"traffic", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,9 +294,30 @@ class Version(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FileBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
     fault: _builtins.str
     @_builtins.property
     def state(self) -> Global___VersionState: ...
@@ -289,16 +325,21 @@ class Version(_message.Message):
     def meta(self) -> Global___Meta:
         """Unset when meta.json can't be read; then `fault` says why."""
 
+    @_builtins.property
+    def file_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Relative name → bytes of each file that is there."""
+
     def __init__(
         self,
         *,
         state: Global___VersionState | None = ...,
         meta: Global___Meta | None = ...,
         fault: _builtins.str = ...,
+        file_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "meta", b"meta", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "file_bytes", b"file_bytes", "meta", b"meta", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """A rollback while the disk refuses: in force at once, written when that can be, given up for what is newer."""
 
 import errno
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from gateway import model_control, unwritten
 from gateway.model_control import ModelControl
 from gateway.orders import GUARD, RollBack, StartCanary, Switch
 from gateway.unwritten import ChangedMeanwhile, Unwritten
+from headrace.admin_orders import OnDisk
 from shared import repository_writer
 from shared.errors import Conflict, NotReady
 from shared.repository_writer import change_traffic
 from shared.traffic import Canary, Traffic, Why, roll_back, start_canary, switch
+from shared.traffic_repair import set_aside
 from tests.support.lives_parts import NAME, World, add, world
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
@@ -237,6 +240,94 @@ async def test_a_canary_that_could_not_be_loaded_after_a_start_is_told_of_with_t
         await w.order(RollBack(ends=new))
         assert w.control.standing(NAME) == (w.on_disk(), None, "", "")
         assert w.roles() == {old: "current"}
+
+
+# ------------------------------------------------------------ a repository that somebody has broken
+
+
+def gone(root: Path, version: str) -> None:
+    """As by hand."""
+    shutil.rmtree(root / NAME / "versions" / version)
+
+
+async def test_the_current_versions_files_are_gone_while_it_answers(root: Path) -> None:
+    old, new, third = add(root, b"1"), add(root, b"2"), add(root, b"3")
+    async with world(root) as w:
+        await w.order(Switch(new))
+        gone(root, new)
+        await w.control.reconcile(NAME)
+        await w.control.load(NAME)
+        assert (w.current().version, w.current().state.refused) == (new, ""), "it is in memory"
+        await w.order(canary(third))
+        await w.order(RollBack(ends=third))
+        await w.order(RollBack(ends=new))
+        assert (w.current().version, w.on_disk().current) == (old, old)
+        await w.order(Switch(third))
+        assert (await w.answer()).version == w.on_disk().current == third
+
+
+async def test_a_rollback_to_a_version_whose_files_are_gone_is_in_force_from_memory(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(Switch(new))
+        gone(root, old)
+        await w.order(RollBack(ends=new))
+        assert (await w.answer()).version == old
+        assert f"has no version '{old}'" in w.control.standing(NAME).unwritten
+
+
+@pytest.mark.parametrize("content", ["{", '{"current": "ffffffffffffffff"}', '{"current": 7}', ""])
+async def test_a_traffic_json_that_somebody_has_damaged_is_written_anew_by_the_next_order(
+    root: Path, content: str
+) -> None:
+    old, new, third = add(root, b"1"), add(root, b"2"), add(root, b"3")
+    for order, current in ((RollBack(ends=new), old), (Switch(third), third), (canary(third), new)):
+        change_traffic(root, NAME, lambda now: switch(switch(now, old, WHY), new, WHY))
+        async with world(root) as w:
+            await w.control.reconcile(NAME)
+            history = w.control.traffic(NAME).history
+            (root / NAME / "traffic.json").write_text(content)
+            await w.control.reconcile(NAME)
+            way_out = "`headrace traffic words --to HASH` writes it anew"
+            assert way_out in w.current().state.refused
+            with pytest.raises(NotReady, match=way_out):
+                await w.control.load(NAME)
+            assert (await w.answer()).version == new
+            await w.order(order)
+            assert (w.current().version, w.on_disk().current) == (current, current)
+            assert w.on_disk().history[:-1] == history
+            await w.control.reconcile(NAME)
+            assert (w.current().state.refused, w.control.standing(NAME).unwritten) == ("", "")
+            w.versions.tidy()
+        damaged = root / NAME / "traffic.json.damaged"
+        assert not damaged.exists() or damaged.read_text() == content
+        change_traffic(root, NAME, lambda now: roll_back(now, WHY) if now.canary is not None else now)
+
+
+async def test_a_model_whose_current_version_is_gone_at_the_start_is_served_again_after_what_its_reason_says(
+    root: Path,
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    add(root, b"other", "other")
+    change_traffic(root, NAME, lambda now: switch(now, new, WHY))
+    gone(root, new)
+    async with world(root) as w:
+        (broken,) = [state for state in w.control.index() if state.name == NAME]
+        assert "`headrace traffic words --to HASH` writes it anew" in broken.reason
+        with pytest.raises(NotReady, match="`headrace traffic words --to HASH`"):
+            await w.control.load(NAME)
+        OnDisk(root).switch(NAME, old)
+        await w.control.load(NAME)
+        assert (await w.answer()).version == old
+
+
+def test_a_file_that_can_be_understood_is_not_set_aside(root: Path) -> None:
+    add(root, b"old")
+    before = (root / NAME / "traffic.json").read_bytes()
+    assert not set_aside(root, NAME)
+    assert (root / NAME / "traffic.json").read_bytes() == before
+    (root / NAME / "traffic.json").unlink()
+    assert not set_aside(root, NAME)
 
 
 # ------------------------------------------------------------ the record

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from headrace import listing, zoo
 from shared.errors import ExitCode
 from shared.repository import Repository
 from shared.repository_writer import change_traffic
-from shared.traffic import Canary, Why, start_canary
+from shared.traffic import Canary, Why, start_canary, switch
 from tests.support.command_line import Run
 
 
@@ -66,6 +67,41 @@ def test_models_list_shows_a_bad_model_beside_the_good_ones(run: Run, models: Pa
     (models / "good" / "model.yaml").write_text("pipelin: x\n")
     rows = json.loads(run("models", "list", "--json")[1])
     assert rows[0]["problem"].startswith("good/model.yaml:1: unknown key pipelin")
+
+
+def test_models_list_shows_what_is_good_beside_a_current_version_that_is_missing(
+    run: Run, models: Path, three: list[str]
+) -> None:
+    current = Repository(models).current("good")
+    change_traffic(models, "good", lambda before: switch(before, three[0], Why("now", "me")))
+    shutil.rmtree(models / "good" / "versions" / three[0])
+    rows = {row["version"]: row for row in told(run, "models", "list")}
+    assert set(rows) == {current, *three}
+    assert (rows[current]["role"], rows[current]["problem"], rows[current]["pipeline"]) == ("standby", "", "tensor")
+    assert rows[three[0]]["role"] == "current"
+    way_out = "`headrace traffic good --to HASH` writes it anew (`headrace models list` shows the versions)"
+    assert rows[three[0]]["problem"] == f"good/versions/{three[0]}: is missing; {way_out}"
+    assert told(run, "models", "show", "good", current)["version"] == current
+    assert "is no version of good; `headrace traffic good --to HASH`" in run("models", "show", "good")[2]
+    assert told(run, "traffic", "good", "--rollback")["current"] == current
+    assert "`headrace traffic good --drop-standby` gives it up" in run("models", "list")[1]
+
+
+def test_models_list_shows_the_versions_beside_a_traffic_json_that_is_damaged(
+    run: Run, models: Path, three: list[str]
+) -> None:
+    (models / "good" / "traffic.json").write_text("{")
+    *rows, fault = told(run, "models", "list")
+    assert {(row["role"], row["problem"]) for row in rows} == {("", "")}
+    assert set(three) < {row["version"] for row in rows}
+    assert fault["problem"].startswith("good/traffic.json: ")
+    way_out = "`headrace traffic good --to HASH` writes it anew"
+    assert way_out in fault["problem"]
+    for command in (["traffic", "good"], ["traffic", "good", "--rollback"], ["models", "history", "good"]):
+        assert way_out in run(*command)[2]
+    assert told(run, "traffic", "good", "--to", three[1])["current"] == three[1]
+    assert (models / "good" / "traffic.json.damaged").read_text() == "{"
+    assert {row["problem"] for row in told(run, "models", "list")} == {""}
 
 
 def test_models_list_without_any(run: Run, tmp_path: Path) -> None:
