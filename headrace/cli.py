@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | classify | new | models | traffic | config | demo`.
+"""The command line: `headrace serve | classify | generate | new | models | traffic | config | demo`.
 
 Only what a command needs is imported, inside it, so that `--help` and `config explain` answer at once. A foreseen
 failure is one line on stderr and the exit code of `shared.errors.ExitCode`; results go to stdout, all else to stderr.
@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from headrace import admin_commands
-from headrace.options import AddressOption, ConfigOption, JsonOption
+from headrace import admin_commands, generate_command
+from headrace.options import AddressOption, Boxes, ConfigOption, JsonOption, of_boxes
 from headrace.upkeep_commands import models_app
 from shared.errors import ExitCode, HeadraceError, StartupError
 
@@ -30,6 +30,7 @@ config_app = typer.Typer(help="The settings: what is in force, and why.", no_arg
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 admin_commands.register(app, models_app)
+generate_command.register(app)
 
 
 @app.command()
@@ -78,6 +79,37 @@ def classify(
 
     address = address or load(None).settings.gateway.grpc_address
     wanted = Wanted(address=address, model=model, top_k=top_k, timeout_s=timeout)
+    raise typer.Exit(run(files, wanted, as_json=as_json))
+
+
+@app.command()
+@of_boxes
+def detect(
+    files: Annotated[list[Path], typer.Argument(help="Image files.", metavar="FILE...", show_default=False)],
+    boxes: Boxes,
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="Model name; not needed when only one takes images."),
+    ] = "",
+    address: AddressOption = "",
+    timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per image.")] = 10.0,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Find objects in image files with a running server. Exit code 1 when any of them failed.
+
+    Examples:
+        headrace detect street.jpg --draw found.png
+
+        headrace detect *.jpg --model yolov3-tiny --class person --class bus --score-threshold 0.5
+
+        headrace detect photos/*.jpg --draw found --json | jq '.detections | length'
+    """
+    from headrace.detect import Wanted, run  # noqa: PLC0415 - imports gRPC
+    from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
+
+    address = address or load(None).settings.gateway.grpc_address
+    wanted = Wanted(address=address, model=model, options=boxes.options(), draw=boxes.draw, timeout_s=timeout)
     raise typer.Exit(run(files, wanted, as_json=as_json))
 
 

@@ -11,6 +11,7 @@ import typer
 from shared.errors import ExitCode, StartupError
 
 if TYPE_CHECKING:
+    from headrace.client_calls import DetectOptions
     from shared.settings import Settings
 
 ConfigOption = Annotated[
@@ -64,6 +65,26 @@ class Given(NamedTuple):
     """`name=number`"""
     param: Sequence[str] | None = None
     """`name=value`"""
+
+
+class Boxes(NamedTuple):
+    """Which boxes of an image are wanted; None: the model's default."""
+
+    score_threshold: float | None = None
+    iou_threshold: float | None = None
+    max_detections: int | None = None
+    classes: Sequence[str] | None = None
+    draw: Path | None = None
+    """Where the pictures with the boxes go."""
+
+    def options(self) -> "DetectOptions":
+        """For the client."""
+        return {
+            "score_threshold": self.score_threshold,
+            "iou_threshold": self.iou_threshold,
+            "max_detections": self.max_detections,
+            "classes": self.classes,
+        }
 
 
 def _made_of(parameter: str, kind: Callable[..., Any], options: dict[str, _Option]) -> Callable[[Command], Command]:
@@ -143,3 +164,42 @@ described = _made_of(
     },
 )
 """For commands that bring a new version."""
+_PICTURES = "Draw the boxes: into a file for one image, into a folder for several."
+of_boxes = _made_of(
+    "boxes",
+    Boxes,
+    {
+        "score_threshold": (
+            Annotated[
+                float | None,
+                typer.Option(min=0, max=1, help="Leave out boxes with a lower score.", show_default=False),
+            ],
+            None,
+        ),
+        "iou_threshold": (
+            Annotated[
+                float | None,
+                typer.Option(
+                    min=0,
+                    max=1,
+                    help="Of two boxes of a class that overlap by more, keep the better one.",
+                    show_default=False,
+                ),
+            ],
+            None,
+        ),
+        "max_detections": (
+            Annotated[int | None, typer.Option(min=1, help="The best so many boxes per image.", show_default=False)],
+            None,
+        ),
+        "classes": (
+            Annotated[
+                list[str] | None,
+                typer.Option("--class", metavar="NAME", help="Only boxes of this class. May be repeated."),
+            ],
+            None,
+        ),
+        "draw": (Annotated[Path | None, typer.Option(metavar="PATH", help=_PICTURES, show_default=False)], None),
+    },
+)
+"""For commands that look for objects in images."""

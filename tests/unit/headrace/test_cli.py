@@ -18,6 +18,7 @@ from tests.support.stack import ROOT
 COMMANDS = [
     ("serve",),
     ("classify",),
+    ("detect",),
     ("demo",),
     ("models", "list"),
     ("models", "fetch"),
@@ -54,7 +55,16 @@ def test_help_lists_the_commands(run: Run, arguments: tuple[str, ...]) -> None:
     assert all(word in out + err for word in words)
 
 
-@pytest.mark.parametrize("arguments", [("srve",), ("classify",), ("classify", "x", "--top-k", "0"), ("serve", "--cfg")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("srve",),
+        ("classify",),
+        ("classify", "x", "--top-k", "0"),
+        ("detect", "x", "--iou-threshold", "1.5"),
+        ("serve", "--cfg"),
+    ],
+)
 def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert run(*arguments)[0] == ExitCode.BAD_SETTINGS
 

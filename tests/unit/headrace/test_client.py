@@ -65,6 +65,39 @@ def test_classify_sends_what_was_asked_and_returns_what_was_answered(
     assert (result.server_timing.run_ms, result.server_timing.batch_rows) == (2.5, 4)
 
 
+def test_detect_sends_its_options_and_returns_boxes(channel: Fake, thread: futures.ThreadPoolExecutor) -> None:
+    client = Client(channel=channel)
+    call = thread.submit(client.detect, b"jpeg", model="m", score_threshold=0.5, max_detections=3, classes=["a", "b"])
+
+    _, request, rpc = channel.take_unary_unary(PREDICT)
+    box = pb.Detection(label=pb.Label(index=1, name="cat", score=0.5), left=1, top=2, right=3, bottom=4)
+    message = pb.PredictResponse(model="m", version="v", request_id="r")
+    message.results.add(detections=pb.Detections(detections=[box], width=5, height=6))
+    rpc.send_initial_metadata(())
+    rpc.terminate(message, [("server-timing", "run;dur=2.5")], grpc.StatusCode.OK, "")
+    result = call.result(5)
+
+    options = request.options
+    assert (request.model, options.score_threshold, options.max_detections) == ("m", 0.5, 3)
+    assert list(options.classes) == ["a", "b"]
+    assert not options.HasField("iou_threshold")
+    (found,) = result.detections
+    assert (found.label.name, found.left, found.top, found.right, found.bottom) == ("cat", 1, 2, 3, 4)
+    assert (result.width, result.height, result.model, result.server_timing.run_ms) == (5, 6, "m", 2.5)
+
+
+def test_another_tasks_answer_is_named(channel: Fake, thread: futures.ThreadPoolExecutor) -> None:
+    client = Client(channel=channel)
+    call = thread.submit(client.detect, b"jpeg")
+
+    rpc = channel.take_unary_unary(PREDICT)[2]
+    rpc.send_initial_metadata(())
+    rpc.terminate(answer(), (), grpc.StatusCode.OK, "")
+
+    with pytest.raises(TypeError, match=r"model m answers Classification, not Detections; use predict\(\)"):
+        call.result(5)
+
+
 def test_predict_sends_many_inputs_and_options(channel: Fake, thread: futures.ThreadPoolExecutor) -> None:
     client = Client(channel=channel)
     call = thread.submit(client.predict, [b"a", b"b"], options={"top_k": 2}, partial_results=True)
