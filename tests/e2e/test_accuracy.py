@@ -16,6 +16,8 @@ from shared.repository import Repository
 from tests.support.stack import ROOT, Site, serving
 from workers.networks.efficientnet_lite import efficientnet_lite0
 
+pytestmark = pytest.mark.alone  # company in a batch is a matter of time
+
 NAME = "efficientnet-lite0"
 CROP, SIZE = 0.875, 224
 

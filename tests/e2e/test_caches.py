@@ -23,8 +23,6 @@ from shared.settings_loader import load
 from tests.support.pictures import encode, photo
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 MB = 1024 * 1024
 CALL_LIMIT_S = 20.0
 TTL_S = 2.0

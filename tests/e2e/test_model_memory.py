@@ -30,8 +30,6 @@ from tests.support.scarce_memory import (
 )
 from tests.support.stack import Site, eventually, serving
 
-pytestmark = pytest.mark.alone
-
 NAMES = ("one", "two", "three")
 BUDGET = 250 * MB
 WAIT_S = 15.0

@@ -14,8 +14,6 @@ from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 from tests.support.ledger import Load
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 OWN = """
 import os
 import numpy as np

@@ -15,8 +15,6 @@ from bench import perf_analyzer
 from headrace import builtin_models
 from tests.support.stack import Site, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 QUICK = ("--measurement-interval", "400", "--stability-percentage", "1000", "--max-trials", "5")
 """Windows of 0.4 s, and no wait for a stable result: that it works is asked here, not how fast."""
 

@@ -12,8 +12,6 @@ from shared.repository import Meta
 from shared.repository_writer import add_version
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 NETWORK = """
 import os
 

@@ -16,8 +16,6 @@ from headrace import Client
 from tests.support.ledger import Load
 from tests.support.stack import START_LIMIT_S, Site, eventually, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 BACK_S = 15.0
 CONNECTIONS, CALLERS = 12, 2
 """The kernel deals them out: that all go to one gateway happens once in 2048 times."""

@@ -40,7 +40,15 @@ class Two(NamedTuple):
 
     def pid(self, index: int) -> int:
         """Of one gateway."""
-        return int((self.site.runtime / f"{gateway_role(index)}.lock").read_text())
+        return int(self._lock(index))
+
+    def is_back(self, index: int, before: int) -> bool:
+        """Whether another process is in a gateway's place, and all are ready."""
+        return self._lock(index) not in {"", str(before)} and bool(self.site.debug().get("ready"))
+
+    def _lock(self, index: int) -> str:
+        """The holder's process id; empty while a new one takes it."""
+        return (self.site.runtime / f"{gateway_role(index)}.lock").read_text().strip()
 
     def shown(self, index: int) -> Traffic | None:
         """What is in force at one gateway, by its own word; None while it is not there."""
@@ -188,7 +196,7 @@ def test_a_gateway_that_comes_back_has_what_was_ordered_before_and_meanwhile(two
         two.kill(killed)
         told = admin.canary("plain", Canary(version=third, percent=30))
         assert told.canary is not None
-        eventually("another gateway", lambda: two.pid(killed) != pid and two.site.debug().get("ready"), AGREE_LIMIT_S)
+        eventually("another gateway", lambda: two.is_back(killed, pid), AGREE_LIMIT_S)
         assert two.agreed().without_history() == told.without_history()
     assert two.ask() == {key: third if has("plain", third, key, 30) else second for key in KEYS}
     assert {answer.reason for answer in load.failures()} <= {"unavailable", "unreachable", "process_lost"}

@@ -12,8 +12,6 @@ from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 from tests.support.memory import proportional_bytes
 from tests.support.stack import Site, eventually, serving, simulated_repository
 
-pytestmark = pytest.mark.alone
-
 WAITING = 1000
 WINDOW_BYTES = 256 * 1024 * 1024
 """The heap that the gateway keeps free for what comes next (gateway.__main__), which gRPC's own pieces of messages have
