@@ -14,9 +14,12 @@ from workers.backends.base import LoadFailed, OutOfMemory, Runner
 
 LONG_WARM_UP_S = 1.0
 """A batch whose first pass took longer is not run a second time only to measure it."""
-LENGTHS_S = 10.0
-"""Where batches differ in length, too, each length is run with one row and with the most; the sizes in between follow,
-the shortest lengths first, as long as all passes so far took no longer than this."""
+LONG_OF_MANY_S = 0.1
+"""The same where batches differ in length, too, so that there are many to run: of a longer pass, what is slow only the
+first time is a small part."""
+LENGTHS_S = 3.0
+"""Where batches differ in length, each length is run with one row and with the most; the sizes in between follow, the
+shortest lengths first, as long as all passes so far took no longer than this."""
 
 Measured: TypeAlias = list[tuple[int, float]]
 """Seconds of a batch by its rows, rising."""
@@ -109,7 +112,8 @@ class _WarmUp:
                 raise LoadFailed(f"model {self._name}: the worker stops")
             try:
                 seconds = self._pass(length, size)
-                length.seconds[size] = seconds if seconds > LONG_WARM_UP_S else self._pass(length, size)
+                long_s = LONG_OF_MANY_S if self._several else LONG_WARM_UP_S
+                length.seconds[size] = seconds if seconds > long_s else self._pass(length, size)
             except OutOfMemory:
                 self._cap(length, size)
                 return
