@@ -204,6 +204,8 @@ class ModelControl(Standings):
 
     async def _serve_anew(self, name: str, wanted: InForce) -> None:
         model = await self._versions.read(name, wanted.traffic.current, wanted.config)
+        known = [state for state in self._routing.states() if state.name == name and state.phase != "unloaded"]
+        model.state.on_trial = not known  # what could not be served at the start has been waited for since
         for gone in self._routing.of(name):  # unloaded before
             self._versions.let_go(gone)
         self._versions.start(model)

@@ -82,13 +82,17 @@ class Readiness(WorkerEvents):
         return self._routing.states()
 
     def not_ready_reason(self) -> str | None:
-        """None when every served model can answer a request; otherwise one sentence. Only current versions count."""
+        """None when every served model can answer a request; otherwise one sentence.
+
+        Only current versions count, and none of a model that was ordered beside the others and has never been ready.
+        """
         if self._draining:
             return "the server is stopping"
         for state in self.models():
             # A request for one that can't be loaded on demand must not make the whole server unready for the others.
             by_request = state.on_demand and state.phase != "no_worker"
-            if state.role == "current" and not (state.phase in {"ready", "unloaded"} or by_request):
+            counts = state.role == "current" and not state.on_trial
+            if counts and not (state.phase in {"ready", "unloaded"} or by_request):
                 return f"model {state.name!r} is not ready: {state.reason}"
         return None
 
@@ -275,6 +279,8 @@ class Readiness(WorkerEvents):
             return
         log.info("model state", model=model.name, version=model.version, phase=phase, reason=reason)
         state.phase, state.reason = phase, reason
+        if phase == "ready":
+            state.on_trial = False
         self.notify()
 
     def notify(self) -> None:

@@ -115,10 +115,11 @@ class Routing:
         raise UnknownVersion(f"version {version[:100]!r} of model {name!r} is not served; {served}")
 
     def _only(self, kind: Kind) -> "Split[ServedModel]":
-        fitting = [split for split in self._splits.values() if split.current.spec.takes(kind)]
+        known = [split for split in self._splits.values() if not split.current.state.on_trial]
+        fitting = [split for split in known if split.current.spec.takes(kind)]
         if len(fitting) == 1:
             return fitting[0]
-        names = ", ".join(split.current.name for split in fitting or self._splits.values())
+        names = ", ".join(split.current.name for split in fitting or known)
         many = f"several take {kind}" if fitting else f"none takes {kind}"
         raise InvalidInput(f"model is empty and of the served models {many}: {names}"[:500])
 

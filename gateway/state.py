@@ -27,6 +27,8 @@ class ModelState(msgspec.Struct):
     """Rows that fit the device's memory at once, learned from running out of it."""
     on_demand: bool = False
     """Loaded by the requests that want it, and given up for other versions."""
+    on_trial: bool = False
+    """Of a model that was loaded by an order and has never been ready: nobody depends on it yet."""
     role: Role = "current"
     """What it is to its model."""
     refused: str = ""
