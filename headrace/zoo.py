@@ -5,23 +5,31 @@ of it is installed or imported. Weights are converted to safetensors, ONNX or JS
 pickle. `docs/zoo.md` is the table of all of them.
 """
 
-import re
 import tempfile
-import zipfile
 from pathlib import Path
-
-import msgspec
 
 from headrace import zoo_files, zoo_generators, zoo_text, zoo_vision
 from headrace.zoo_model import Fetched, ZooModel
-from headrace.zoo_packages import Package, Report, cache_of, download, quiet
+from headrace.zoo_packages import Report, cache_of, download, quiet
+from headrace.zoo_samples import Photo, fetch_photos, fetch_pictures
 from headrace.zoo_vision import DEFAULT_MODEL
 from shared.errors import ExitCode, StartupError, UnknownVersion
 from shared.model_config import CONFIG_FILE
 from shared.repository import Meta, ModelVersion, Repository
 from shared.repository_writer import add_version, write_atomically
 
-__all__ = ["DEFAULT_MODEL", "MODELS", "PREFIX", "Photo", "Report", "cache_of", "fetch", "fetch_photos", "known"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "MODELS",
+    "PREFIX",
+    "Photo",
+    "Report",
+    "cache_of",
+    "fetch",
+    "fetch_photos",
+    "fetch_pictures",
+    "known",
+]
 
 PREFIX = "zoo:"
 """What stands before the name of a model of the zoo for `headrace models add`."""
@@ -33,21 +41,6 @@ MODELS: dict[str, ZooModel] = {
     **zoo_generators.MODELS,
 }
 """By name."""
-
-_PHOTO = re.compile(r"foolbox/data/(imagenet_\d+_(\d+)\.jpg)")
-_PHOTOS = Package(
-    "foolbox",
-    "3.3.4",
-    "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
-    "foolbox-3.3.4-py3-none-any.whl",
-)
-
-
-class Photo(msgspec.Struct, frozen=True):
-    """A sample photo with its true class."""
-
-    path: Path
-    label: int
 
 
 def known(name: str, command: str = "models fetch") -> ZooModel:
@@ -83,23 +76,6 @@ def fetch(
         return add_version(repository, name, made, _meta_of(model), make_current=make_current, by=BY)
 
 
-def fetch_photos(repository: Path, report: Report = quiet) -> list[Photo]:
-    """The 20 sample photos with their true ImageNet classes, in `.cache/photos`. Raises StartupError."""
-    cache = cache_of(repository)
-    folder = cache / "photos"
-    photos = _photos_in(folder)
-    if len(photos) != 20:
-        wheel = download(_PHOTOS, cache, report)
-        folder.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(wheel) as archive:
-            for member in archive.namelist():
-                found = _PHOTO.fullmatch(member)
-                if found:
-                    write_atomically(folder / found[1], archive.read(member))
-        photos = _photos_in(folder)
-    return photos
-
-
 def _meta_of(model: ZooModel) -> Meta:
     return Meta(
         source=model.package.requirement,
@@ -130,12 +106,3 @@ def _ensure_config(folder: Path, text: str) -> None:
     if not (folder / CONFIG_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / CONFIG_FILE, text.encode())
-
-
-def _photos_in(folder: Path) -> list[Photo]:
-    found = []
-    for path in sorted(folder.glob("imagenet_*.jpg")):
-        match = _PHOTO.fullmatch(f"foolbox/data/{path.name}")
-        if match:
-            found.append(Photo(path, int(match[2])))
-    return found

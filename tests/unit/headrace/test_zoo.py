@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import builtin_models, zoo, zoo_packages
-from headrace.zoo import MODELS, Photo, cache_of, fetch, fetch_photos
+from headrace import builtin_models, zoo, zoo_packages, zoo_samples
+from headrace.zoo import MODELS, Photo, cache_of, fetch, fetch_photos, fetch_pictures
 from headrace.zoo_model import Fetched, ZooModel
 from shared.errors import ExitCode, StartupError
 from shared.model_config import parse_config
@@ -169,13 +169,22 @@ def test_an_unknown_model_names_the_known_ones(repository: Path) -> None:
 def test_photos_come_with_their_true_classes(pip: FakePip, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {f"foolbox/data/imagenet_{n:02}_{n * 7}.jpg": bytes([n]) for n in range(20)}
     others = {"foolbox/data/cifar10_00_3.jpg": b"", "foolbox/data/../../imagenet_99_1.jpg": b"", "foolbox/x.py": b""}
-    monkeypatch.setattr(zoo, "_PHOTOS", wheel(pip.folder, "photos", members | others))
+    monkeypatch.setattr(zoo_samples, "_PHOTOS", wheel(pip.folder, "photos", members | others))
     photos = fetch_photos(repository)
     assert photos[3] == Photo(cache_of(repository) / "photos" / "imagenet_03_21.jpg", 21)
     assert len(photos) == 20
     assert fetch_photos(repository) == photos
     assert len(pip.commands) == 1
     assert {path.name for path in cache_of(repository).rglob("*.jpg")} == {photo.path.name for photo in photos}
+
+
+def test_pictures_are_fetched_once(pip: FakePip, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {"ultralytics/assets/bus.jpg": b"bus", "ultralytics/assets/zidane.jpg": b"men", "ultralytics/x.py": b""}
+    monkeypatch.setattr(zoo_samples, "_PICTURES", wheel(pip.folder, "pictures", members))
+    paths = fetch_pictures(repository)
+    assert [path.read_bytes() for path in paths] == [b"bus", b"men"]
+    assert fetch_pictures(repository) == paths
+    assert len(pip.commands) == 1
 
 
 def test_the_committed_model_yaml_is_the_one_that_fetch_writes() -> None:
