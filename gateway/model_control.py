@@ -115,8 +115,9 @@ class ModelControl(Standings):
                     if first:
                         await self._put_in_force(name, before, needed, found)
                     else:
+                        doubt = found[after.answering()[-1]].state.doubt
                         after = await self._disk.write(
-                            name, before, lambda disk: applied(disk, order, at, by), known.traffic
+                            name, before, lambda disk: applied(disk, order, at, by, doubt), known.traffic
                         )
                         self._switch(name, InForce(after, known.config), found)
             except BaseException:

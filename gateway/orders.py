@@ -64,9 +64,12 @@ GUARD = "guard"
 Order: TypeAlias = Switch | StartCanary | Promote | RollBack | DropStandby | NextStep
 
 
-def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
-    """What becomes of the traffic; `by`: who ordered it. Raises Conflict, InvalidOption."""
-    why = Why(at, by)
+def applied(before: Traffic, order: Order, at: str, by: str, doubt: str = "") -> Traffic:
+    """What becomes of the traffic; `by`: who ordered it. Raises Conflict, InvalidOption.
+
+    `doubt`: what speaks against the version that gets callers by it, for the history.
+    """
+    why = Why(at, by, doubt)
     match order:
         case Switch(version=version):
             return traffic.switch(before, version, why)
@@ -77,7 +80,7 @@ def applied(before: Traffic, order: Order, at: str, by: str) -> Traffic:
         case NextStep(now_s=now_s):
             return traffic.next_step(before, now_s, why)
         case DropStandby():
-            return traffic.drop_standby(before, why)
+            return traffic.drop_standby(before, Why(at, by))
     return _rolled_back(before, order, Why(at, by, order.reason, order.figures))
 
 

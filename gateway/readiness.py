@@ -253,7 +253,9 @@ class Readiness(WorkerEvents):
                 # Of a text two tokens: the prompt's step, and one that follows.
                 options = model.pipeline.parse_options({"max_tokens": 2} if model.pipeline.generates else {})
                 terms = Terms(deadline_s, PROOF_PRIORITY, reuse=False)  # through the pool, too
-                await self._flow.item(model, model.pipeline.example(), options, terms, StageTimes())
+                times = StageTimes()
+                await self._flow.item(model, model.pipeline.example(), options, terms, times)
+                model.state.doubt = NOT_FINITE if times.nonfinite_rows else ""
         except InternalFault:
             return "its example failed with an internal error, see the log"
         except HeadraceError as error:
@@ -292,3 +294,5 @@ class Readiness(WorkerEvents):
 NO_WORKER = "no worker is connected yet (`headrace serve` starts one, `make run-worker` too)"
 _LOADING = "a worker is loading it"
 ON_DEMAND = "the next request loads it"
+NOT_FINITE = "the proof's example, which is all zeros, was answered with NaN or infinity"
+"""Of raw tensors, which are passed on as they are; a task that answers so fails its proof."""

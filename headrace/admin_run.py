@@ -17,6 +17,7 @@ from headrace.admin_results import VersionState
 from headrace.options import Target
 from headrace.output import json_line, literal, print_json
 from shared.errors import ExitCode, StartupError
+from shared.traffic import Traffic
 
 WIDE = 110
 """Columns of a terminal from which on load stages and precision are shown."""
@@ -54,9 +55,16 @@ def _order(at: Reached, name: str, wanted: Wanted, *, as_json: bool) -> None:
         _print_done(admin_show.done_text(name, after))
     if at.note:
         Console(stderr=True).print(literal(at.note), soft_wrap=True)
-    if wanted.rollback and (unwritten := at.orders.traffic(name).unwritten):
-        told = f"in force, not yet written: {unwritten}; it is tried again"
-        Console(stderr=True).print(literal(told), soft_wrap=True)
+    for told in _amiss(at, name, wanted, after):
+        Console(stderr=True).print(admin_show.warning(told), soft_wrap=True)
+
+
+def _amiss(at: Reached, name: str, wanted: Wanted, after: Traffic) -> list[str]:
+    """What is to be known of an order that was carried out."""
+    if wanted.rollback:
+        return admin_show.amiss(at.orders.traffic(name))
+    doubt = str(after.history[-1].get("reason", "")) if after.history else ""
+    return [doubt] if doubt and not wanted.drop_standby else []
 
 
 def _watch_traffic(at: Reached, name: str, *, as_json: bool) -> None:

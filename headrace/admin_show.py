@@ -25,7 +25,7 @@ def traffic(name: str, now: TrafficNow, note: str = "") -> RenderableType:
     canary = now.traffic.canary
     if canary is not None:
         parts.append(literal(f"{name}: {canary_text(canary)}"))
-    parts += [_warning(each) for each in amiss(now)]
+    parts += [warning(each) for each in amiss(now)]
     if now.traffic.history:
         parts.append(_history(now.traffic.history[-LAST_CHANGES:]))
     if note:
@@ -45,7 +45,8 @@ def amiss(now: TrafficNow) -> list[str]:
     return [*found, f"{now.coming.current} is to answer and is loading; until then {now.traffic.current} goes on"]
 
 
-def _warning(text: str) -> Text:
+def warning(text: str) -> Text:
+    """A line for what is not as it should be."""
     return Text("! ", "yellow") + literal(text)
 
 
@@ -140,7 +141,7 @@ def models(found: Models, *, wide: bool) -> RenderableType:
         table.add_row(*_state_row(state, wide=wide))
         told = filter(None, (state.reason if state.phase != "ready" else "", state.refused))
         reasons += [Text("✗ ", "red") + literal(f"{state.model} {state.version}: {each}") for each in told]
-        reasons += [_warning(f"{state.model} {state.version}: {each}") for each in state.notes]
+        reasons += [warning(f"{state.model} {state.version}: {each}") for each in state.notes]
     return Group(table, *map(_memory, found.memory), *reasons)
 
 

@@ -110,6 +110,18 @@ def test_a_rollback_that_is_not_written_yet_is_in_force_and_says_so(
     assert shell.json("traffic", "m")["unwritten"] == server.control.amiss["unwritten"]
 
 
+def test_what_speaks_against_a_version_is_told_by_the_order_that_gives_it_callers_and_by_the_status(
+    shell: Shell, server: AdminThread, versions: list[str]
+) -> None:
+    server.control.doubt = "its proof gave NaN"
+    shell("traffic", "m", "--to", versions[1])
+    assert shell.err == "! its proof gave NaN\n"
+    assert re.search(r"switch +\S+ +.* its proof gave NaN", shell("traffic", "m"))
+    shell("traffic", "m", "--drop-standby")
+    assert shell.err == ""
+    assert f"! m {versions[1]}: its proof gave NaN" in shell("models", "status")
+
+
 def test_a_canary_that_is_loading_is_shown_and_is_what_a_rollback_ends(
     shell: Shell, server: AdminThread, root: Path, versions: list[str]
 ) -> None:

@@ -76,6 +76,8 @@ class Control(State):
         self.ordered: list[tuple[str, str]] = []
         self.loads: list[str] = []
         self.phases: dict[str, str] = {}
+        self.doubt = ""
+        """What speaks against every version."""
         self.amiss: dict[str, object] = {}
         """What `standing` says besides the traffic."""
         self.hidden: set[str] = set()
@@ -92,6 +94,7 @@ class Control(State):
                 version=version,
                 phase="unloaded" if name in self.unloaded else self.phases.get(version, "ready"),  # type: ignore[arg-type]
                 role=_role(self.traffic(name), version),
+                doubt=self.doubt,
                 memory_bytes=1_000_000,
                 load_s=0.5,
                 stages_s={"read": 0.2, "build": 0.3},
@@ -127,7 +130,7 @@ class Control(State):
         return after
 
     def _applied(self, name: str, before: Traffic, order: Order, by: str) -> Traffic:
-        after = applied(before, order, now_utc(), by)
+        after = applied(before, order, now_utc(), by, self.doubt)
         for version in after.wanted():
             if version not in Repository(self._root).versions(name):
                 raise UnknownVersion(f"model {name!r} has no version {version!r}")

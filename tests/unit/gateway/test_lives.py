@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.orders import RollBack, StartCanary
+from gateway.orders import DropStandby, RollBack, StartCanary, Switch
+from gateway.readiness import NOT_FINITE
 from gateway.request import Answer
 from gateway.split import point
 from shared.errors import HeadraceError, LostTwice
@@ -77,6 +78,30 @@ async def test_a_bad_canary_is_rolled_back_by_itself_while_the_current_version_s
         figures = {each.version: each for each in w.control.figures(NAME)}
         assert figures[new].requests >= 20, "told after its end, too"
         assert await callers(w, 20) == {}
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+async def test_a_version_whose_proof_gives_nan_is_taken_with_a_warning_and_its_canary_is_judged_as_any(
+    root: Path, shadow: bool
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        number = w.model(old).number
+        w.router.answers = lambda batch: None if batch.model == number else not_finite(batch)
+        canary = StartCanary(Canary(version=new, percent=SHARE, shadow=shadow))
+        for order, action in ((Switch(new), "switch"), (RollBack(ends=new), "rollback"), (canary, canary_word(shadow))):
+            entry = (await w.order(order)).history[-1]
+            assert (entry["action"], entry.get("reason")) == (action, None if action == "rollback" else NOT_FINITE)
+        assert (w.model(new).state.phase, w.model(new).state.doubt) == ("ready", NOT_FINITE)
+        assert w.model(old).state.doubt == ""
+        if not shadow:
+            await callers(w, 200)
+            assert w.on_disk().history[-1]["figures"]["measure"] == "non-finite rate"
+        assert "reason" not in (await w.order(DropStandby())).history[-1], "nobody gets callers by it"
+
+
+def canary_word(shadow: bool) -> str:
+    return "shadow" if shadow else "canary"
 
 
 async def test_a_canary_that_is_as_good_stays(root: Path) -> None:
