@@ -14,6 +14,8 @@ from shared.strict_yaml import YamlError
 
 CONFIG_FILE = "model.yaml"
 _WITHOUT_NETWORK = {"simulated": "runs none", "onnxruntime": "takes it from the .onnx file"}
+LEAST_TOKENS = 16
+"""Of a key-value cache, per sequence."""
 _PLAIN_FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 
 
@@ -47,6 +49,27 @@ class OnnxConfig(BaseModel):
     """`kSameAsRequested`: grows by what is needed. `kNextPowerOfTwo`: by ever larger steps, and keeps them."""
 
 
+class GenerationConfig(BaseModel):
+    """`generation:` of model.yaml: how much a model that generates text does at a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_sequences: Annotated[int, Field(ge=1, le=256)] = 16
+    """Texts at a time; each beam of a beam search is one."""
+    cache_tokens: Annotated[int, Field(ge=LEAST_TOKENS, le=2**31)] | None = None
+    """Tokens that the key-value cache holds: texts at a time times the longest one's prompt and answer. None: a whole
+    context for each of `max_sequences`, or what a quarter of the worker's memory budget holds, if that is less."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "GenerationConfig":
+        if self.cache_tokens is not None and self.cache_tokens < LEAST_TOKENS * self.max_sequences:
+            raise ValueError(
+                f"cache_tokens is {self.cache_tokens}, which is under {LEAST_TOKENS} for each of max_sequences "
+                f"({self.max_sequences}): raise it or lower max_sequences"
+            )
+        return self
+
+
 class ModelConfig(BaseModel):
     """model.yaml."""
 
@@ -65,6 +88,7 @@ class ModelConfig(BaseModel):
     labels: Annotated[str, Field(pattern=_PLAIN_FILE)] | None = None
     """A text file, one label a line: in the version's folder, else in the model's folder."""
     batching: BatchingOverride = BatchingOverride()
+    generation: GenerationConfig = GenerationConfig()
     precision: Literal["auto", "fp16", "fp32"] = "auto"
     """`auto`: what `worker.precision` says."""
     load: Literal["at_start", "on_demand"] = "at_start"

@@ -73,8 +73,9 @@ def _pool(settings: Settings, device: Device, stop: StopSignal) -> ModelPool:
     pace = Pace(now_s)
     collect_garbage_rarely()  # else each unloading would hold up the batches while all of torch is looked through
     sys.setswitchinterval(SWITCH_S)
-    loader = loading.Loader(settings, device, lambda: stop.requested, pace.give_way)
-    pool = ModelPool(LoaderThread(loader, device.memory, pace), budget_of(settings, device), now_s)
+    budget_bytes = budget_of(settings, device)
+    loader = loading.Loader(settings, device, lambda: stop.requested, pace.give_way, budget_bytes)
+    pool = ModelPool(LoaderThread(loader, device.memory, pace), budget_bytes, now_s)
     for key, config in loading.served(settings):
         pool.preload(key, config)
     return pool

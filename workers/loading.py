@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shared.clock import now_s
 from shared.errors import HeadraceError, StartupError
@@ -17,7 +17,10 @@ from workers.backends.base import Device, LoadFailed, Runner
 from workers.loaded import Key, LoadedVersion
 from workers.precision import choose
 from workers.stages import Stages
-from workers.warm_up import Steps, warm_up
+from workers.warm_up import Steps, Warmth, warm_up
+
+if TYPE_CHECKING:
+    from workers.generation.runner import GenerationRunner
 
 _log = get_logger()
 
@@ -31,16 +34,19 @@ class Loader:
         device: Device,
         stopping: Callable[[], bool] = lambda: False,
         give_way: Callable[[float], None] = lambda _: None,
+        budget_bytes: int | None = None,
     ) -> None:
         """Two things are called between the steps of a load.
 
         `stopping`, so that a stop need not wait for all of them, and `give_way` with the seconds of the last step: it
-        may pause to let batches through.
+        may pause to let batches through. `budget_bytes`: what all models may take together; bounds the caches of those
+        that generate text.
         """
         self._settings = settings
         self._device = device
         self._stopping = stopping
         self._give_way = give_way
+        self._budget_bytes = budget_bytes
 
     def estimate(self, key: Key, config: bytes = b"") -> int:
         """Bytes that a version will need, as its files tell. Raises StartupError, HeadraceError or OSError."""
@@ -62,9 +68,14 @@ class Loader:
         with stages("warm_up"):
             graphs = self._settings.worker.cuda_graphs
             steps = Steps(self._stopping, self._give_way)
-            warmth = warm_up(runner, pipeline, batching, version.name, steps, graphs=graphs)
+            if pipeline.generates:
+                generation = cast("GenerationRunner", runner).warm_up(version.name, *steps)
+                warmth = Warmth([], [], None)
+            else:
+                generation, warmth = None, warm_up(runner, pipeline, batching, version.name, steps, graphs=graphs)
             runner.weigh()
         loaded = LoadedVersion(key, runner, pipeline, warmth.batch_s)
+        loaded.generation = generation
         loaded.buckets, loaded.row_cap = warmth.buckets, warmth.row_cap
         loaded.stages_s = stages.seconds
         loaded.load_s = now_s() - started_s
@@ -85,6 +96,10 @@ class Loader:
         return Repository(self._settings.repository).open(key.name, key.version, config or None)
 
     def _runner(self, version: ModelVersion, pipeline: Pipeline[Any], stages: Stages) -> Runner:
+        if pipeline.generates and version.config.backend != "torch":
+            raise LoadFailed(
+                f"model {version.name}: backend is {version.config.backend}; text is generated with backend torch alone"
+            )
         if version.config.backend == "simulated":
             return simulated.load(version, pipeline.spec)
         if version.config.backend == "numpy":
@@ -99,6 +114,10 @@ class Loader:
 
             max_rows = version.batching(self._settings.batching).max_rows
             return onnx_backend.load(version, pipeline, self._device, max_rows=max_rows, stages=stages)
+        if pipeline.generates:
+            from workers.generation import loading as generation  # noqa: PLC0415 - as above
+
+            return generation.load(version, pipeline, generation.Place(self._device, self._budget_bytes), stages)
         worker = self._settings.worker
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
         sizes = version.batching(self._settings.batching).sizes if worker.compile else ()

@@ -1,5 +1,6 @@
 """A network like Llama, tiny and with random weights: for tests of what generates text around it."""
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -90,6 +91,15 @@ class Touchy(TinyLlama):
                 block[:, first_row : first_row + len(tokens), :, : state._used_tokens][:, spoilt] = float("nan")
             logits[spoilt] = float("nan")
         return logits
+
+
+class Slow(TinyLlama):
+    """Takes 20 ms for each step."""
+
+    def extend(self, tokens: Tensor, counts: Tensor, lengths: Tensor, state: State, first_row: int) -> Tensor:
+        """See the class."""
+        time.sleep(0.02)
+        return super().extend(tokens, counts, lengths, state, first_row)
 
 
 def _turned(x: Tensor, positions: Tensor) -> Tensor:

@@ -139,12 +139,19 @@ class TwoSidedArena:
         self.owner.close()
 
 
-def toy_model(root: Path, name: str, model_yaml: str, files: Mapping[str, bytes], code: str = "") -> ModelVersion:
-    """A model on disk: the toy pipeline's file, the user's code as `mine.py`, and one current version of `files`."""
+def toy_model(
+    root: Path, name: str, model_yaml: str, files: Mapping[str, bytes], code: str = "", **modules: str
+) -> ModelVersion:
+    """A model on disk: the toy pipeline's file, the user's code as `mine.py`, and one current version of `files`.
+
+    `modules`: more files of code, by name.
+    """
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "toy.py").write_text(TOY_PIPELINE_SOURCE)
     (folder / "mine.py").write_text(code)
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(source)
     (folder / "model.yaml").write_text(model_yaml)
     paths = {}
     for relative, content in files.items():

@@ -64,6 +64,23 @@ def load(
     return StreamRunner(network, pipeline, device, precision)
 
 
+def plain(version: ModelVersion, device: TorchDevice, stages: Stages) -> nn.Module:
+    """Verify, build, fill and place the network of a version as it is, for who runs it in a way of its own.
+
+    Raises LoadFailed or RepositoryError with one sentence.
+    """
+    with stages("read"):
+        Repository.verify(version)
+        name = _only_file(version)
+    if _is_archive(name):
+        raise LoadFailed(f"model {version.name}: {name} is a torch.export archive; its pipeline needs network")
+    with stages("build"):
+        network = _build(version)
+        weights.fill(network, version.files / name, version.name)
+    with stages("device"):
+        return _place(network, device)
+
+
 def _only_file(version: ModelVersion) -> str:
     """The version's one file of weights. Raises LoadFailed."""
     archives = [name for name in version.meta.files if _is_archive(name)]

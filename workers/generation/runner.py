@@ -121,7 +121,7 @@ class GenerationRunner(Runner):
 
     # ------------------------------------------------------------ the loader's
 
-    def warm_up(self, name: str, stopping: Callable[[], bool], give_way: Callable[[float], None]) -> None:
+    def warm_up(self, name: str, stopping: Callable[[], bool], give_way: Callable[[float], None]) -> GenerationLimits:
         """Run prompts and steps of one row and of all, so that no caller pays for a first time; measure them.
 
         Raises LoadFailed, DeviceLost, or what the network raises.
@@ -143,6 +143,7 @@ class GenerationRunner(Runner):
         self.drop()
         step_s, prefill_s = seconds[capacity.sequences, 1], seconds[1, length] / length
         self.limits = GenerationLimits(capacity.sequences, capacity.tokens, step_s, prefill_s)
+        return self.limits
 
     def _timed(self, rows: int, count: int, length: int, give_way: Callable[[float], None]) -> float:
         started_s = now_s()

@@ -20,6 +20,9 @@ class Pool:
     def fileno(self) -> int:
         return 0
 
+    def get(self, key: object) -> None:
+        return None
+
     def ran(self, loaded: object, rows: int) -> None:
         pass
 
