@@ -12,16 +12,16 @@ from gateway.api.open_inference.repository import ModelControl, Repository
 from gateway.api.open_inference.service import OpenInference
 from gateway.api.server import RunningGrpc, start_grpc
 from gateway.batcher import BatchLimits
-from gateway.request import Answer, Request
+from gateway.request import Answer, Part, Request, Write
 from gateway.served import ServedModel
 from gateway.state import ModelState
 from gateway.statistics import Statistics
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, ProcessLost
 from shared.pipelines._yolo import YoloRows
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig
 from shared.pipelines.object_detection import ObjectDetection, ObjectDetectionConfig
 from shared.pipelines.tensor import DeclaredTensor, TensorConfig, TensorPipeline
-from shared.results import Classification, Detection, Detections, Label, Tensors
+from shared.results import Classification, Detection, Detections, FinishReason, Label, Tensors, Text, TextEnd
 from shared.results import Result as FlowResult
 from shared.settings import Settings
 from shared.tensors import RawTensor, Tensor
@@ -95,6 +95,8 @@ class Echo:
         self.running = 0
         self.fail: HeadraceError | None = None
         self.gate: asyncio.Event | None = None
+        self.steps: asyncio.Queue[None] | None = None
+        self.breaks = ""
         self.delay_s: Callable[[Request], float] = lambda _: 0.0
         self._changed = asyncio.Condition()
 
@@ -123,10 +125,23 @@ class Echo:
             time.monotonic() - request.arrived_s, request.times, rows
         )
         self._statistics.of(model.name, model.version).ran(rows, 0.001, 0.002)
+        if request.write is not None:
+            await self._grow(request, request.write)
         results: list[FlowResult | HeadraceError] = [
             _echoed(model, request, number) for number in range(len(request.inputs))
         ]
         return Answer(model.name, VERSION, results)
+
+    async def _grow(self, request: Request, write: Write) -> None:
+        """The text in capitals, a letter at a time; `steps` says when, and after which letter it `breaks`."""
+        letters = bytes(request.inputs[0].data).decode().upper()
+        for place, letter in enumerate(letters, 1):
+            if self.steps is not None:
+                await self.steps.get()
+            if letter == self.breaks:
+                raise ProcessLost("the worker was lost")
+            end = TextEnd(FinishReason.LENGTH, len(letters), place) if place == len(letters) else None
+            await write(Part(request.model, VERSION, letter, [], end))
 
     async def until(self, wanted: Callable[["Echo"], bool], what: str, limit_s: float = 5.0) -> None:
         """Wait for a state of the fake; the failure says what was awaited."""
@@ -153,6 +168,9 @@ def _echoed(model: ServedModel, request: Request, number: int) -> FlowResult:
     first = raw.data[0]
     if finds_boxes(model.spec):
         return Detections([Detection(Label(first % 2, "cat", 0.5), 1.5, 2.5, 30.0, 40.0)], 80, 60)
+    if model.pipeline.generates:
+        text = bytes(raw.data).decode().upper()
+        return Text(text, TextEnd(FinishReason.LENGTH, len(text), len(text)))
     k = int(request.options.get("top_k", 5))
     best = [Label((first + place) % 4, f"label {(first + place) % 4}", 0.5 / (place + 1)) for place in range(min(k, 4))]
     return Classification(best)

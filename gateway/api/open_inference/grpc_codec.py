@@ -67,9 +67,9 @@ def response(answer: InferResponse) -> bytes:
 
 
 def stream_response(answer: InferResponse) -> bytes:
-    """The serialised ModelStreamInferResponse; says that it is the request's only, and so its last, answer."""
+    """The serialised ModelStreamInferResponse; says whether it is the request's last answer."""
     header = _header(answer)
-    header.parameters["triton_final_response"].bool_param = True
+    header.parameters["triton_final_response"].bool_param = answer.final
     return grpc_wire.serialize_stream(header, [output.data for output in answer.outputs])
 
 
@@ -85,6 +85,11 @@ def _header(answer: InferResponse) -> pb.ModelInferResponse:
     add = header.outputs.add
     for output in answer.outputs:
         add(name=output.name, datatype=output.datatype, shape=output.shape)
+    for name, value in answer.parameters.items():
+        if isinstance(value, int):
+            header.parameters[name].int64_param = value
+        else:
+            header.parameters[name].string_param = str(value)
     return header
 
 

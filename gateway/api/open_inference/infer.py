@@ -4,10 +4,11 @@ import re
 from contextlib import ExitStack, suppress
 
 from gateway.api.native import Answers
-from gateway.api.open_inference import inputs, outputs, parameters
+from gateway.api.open_inference import inputs, outputs, parameters, texts
 from gateway.api.open_inference.model import InferInput, InferOutput, InferRequest, InferResponse
 from gateway.api.open_inference.models import Models, Served, find, view_of
 from gateway.api.open_inference.shared_memory import REGION, Place, SharedMemory
+from gateway.api.open_inference.texts import Reader
 from gateway.api.parse import shown
 from gateway.request import Request, StageTimes
 from gateway.statistics import Statistics
@@ -42,6 +43,15 @@ class Infer:
 
         `request_id` is for our logs (`log_id`); `times` is filled on the way, also when the request fails.
         """
+        answer = await self.grow(request, request_id, times, None)
+        if answer is None:
+            raise TypeError("a request was answered in parts that nobody takes")
+        return answer
+
+    async def grow(
+        self, request: InferRequest, request_id: str, times: StageTimes, reader: Reader | None
+    ) -> InferResponse | None:
+        """The same; a text is answered in many parts, which `reader` takes while it grows, and by nothing else."""
         model = find(self._models, request.model, request.version)
         with ExitStack() as places:
             try:
@@ -51,10 +61,14 @@ class Infer:
                 self.refused(model.name, error, request.arrived_s)
                 raise
             ready.request_id, ready.times = request_id, times
+            if reader is not None and model.pipeline.generates and len(ready.inputs) == 1 and not targets:
+                ready.write = texts.writer(request, reader)
             answer = await self._flow.answer(ready)
+            if ready.write is not None:
+                return None
             found = outputs.selected(model, answer, request.outputs)
             written = [_written(output, targets.get(output.name)) for output in found]
-        return InferResponse(model.name, answer.version, request.id, written)
+        return InferResponse(model.name, answer.version, request.id, written, texts.facts_of(answer))
 
     def refused(self, name: str, error: HeadraceError, arrived_s: float) -> None:
         """A request was refused before the flow saw it; a codec calls this for its own refusals."""

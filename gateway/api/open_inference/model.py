@@ -65,3 +65,6 @@ class InferResponse(NamedTuple):
     id: str
     """The caller's, byte for byte; empty stays empty."""
     outputs: list[InferOutput]
+    parameters: Parameters = {}  # noqa: RUF012 - a NamedTuple's default, never changed
+    final: bool = True
+    """False: another answer to the same request follows."""

@@ -71,9 +71,20 @@ _CLASSIFICATION = (
 """Best first; how many a request says with its `top_k` parameter."""
 
 
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+"""As other servers of this protocol call them where text is generated."""
+
+_TEXTS = ModelView(
+    (TensorSpec(name=TEXT_INPUT, datatype="BYTES", shape=(1,)),),
+    (TensorSpec(name=TEXT_OUTPUT, datatype="BYTES", shape=(1,)),),
+)
+
+
 def view_of(model: Served) -> ModelView:
     """What to declare. An encoded image or text is one BYTES element a row."""
     spec = model.spec
+    if model.pipeline.generates:
+        return _TEXTS
     if spec.kind == "tensors":
         return ModelView(spec.inputs, spec.outputs)
     inputs = (TensorSpec(name=spec.kind, datatype="BYTES", shape=(1,)),)

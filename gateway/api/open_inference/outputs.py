@@ -4,7 +4,7 @@ import numpy as np
 
 from gateway.api.open_inference import datatypes, detections
 from gateway.api.open_inference.model import InferOutput, InferRequestedOutput, Parameters
-from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, ModelView, Served
+from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, TEXT_OUTPUT, ModelView, Served
 from gateway.api.open_inference.parameters import whole_number
 from gateway.api.parse import shown
 from gateway.request import Answer
@@ -82,7 +82,7 @@ def _tensors(model: Served, answer: Answer) -> list[RawTensor]:
         return _classification([result for result in results if isinstance(result, Classification)])
     if isinstance(first, Detections):
         return detections.tensors([result for result in results if isinstance(result, Detections)])
-    name = model.spec.outputs[0].name
+    name = TEXT_OUTPUT if model.pipeline.generates else model.spec.outputs[0].name
     if isinstance(first, Embedding):
         vectors = [result.values for result in results if isinstance(result, Embedding)]
         return [RawTensor(name, "FP32", (len(vectors), len(vectors[0])), np.array(vectors, "<f4").tobytes())]

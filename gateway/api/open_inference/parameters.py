@@ -1,17 +1,18 @@
 """Parameters of a request: the protocol's reserved ones, the pipeline's options by name; others are ignored."""
 
 import functools
+from typing import Any, get_origin
 
 import msgspec
 
-from gateway.api.open_inference.model import InferRequest, Parameters
+from gateway.api.open_inference.model import InferRequest, Parameter, Parameters
 from gateway.api.parse import check_routing_key, may_reuse, shown
 from gateway.request import DEFAULT_PRIORITY, SHADOW_PRIORITY
 from shared.errors import InvalidInput
 from shared.pipeline import Options
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-"""perf_analyzer sends it with every stream request; our streams have one answer a request, so it changes nothing."""
+"""perf_analyzer sends it with every stream request; our last answer always says that it is, so it changes nothing."""
 
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "timeout": ((int,), "a whole number of microseconds, 0 or more"),
@@ -65,16 +66,29 @@ def reuse(parameters: Parameters) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _option_names(options: type[Options]) -> frozenset[str]:
-    return frozenset(field.name for field in msgspec.structs.fields(options))
+def _lists(options: type[Options]) -> dict[str, bool]:
+    """The options' names, and whether they take several values."""
+    return {field.name: get_origin(field.type) in {tuple, list} for field in msgspec.structs.fields(options)}
 
 
-def options(parameters: Parameters, options_type: type[Options]) -> Parameters:
-    """The parameters that are options of the model's pipeline; it checks their values itself."""
+def options(parameters: Parameters, options_type: type[Options]) -> dict[str, Any]:
+    """The parameters that are options of the model's pipeline; it checks their values itself.
+
+    The protocol's parameters are single values: where an option takes several, one of them, or a JSON list of them.
+    """
     if not parameters:
         return {}
-    known = _option_names(options_type)
-    return {name: value for name, value in parameters.items() if name in known}
+    known = _lists(options_type)
+    return {name: _several(value) if known[name] else value for name, value in parameters.items() if name in known}
+
+
+def _several(value: Parameter) -> list[Any]:
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            return msgspec.json.decode(value, type=list[Any])
+        except msgspec.DecodeError:
+            pass  # a text that begins so
+    return [value]
 
 
 def whole_number(where: str, parameters: Parameters, name: str, default: int | None) -> int:

@@ -224,6 +224,8 @@ def encode(response: InferResponse, wish: Wish) -> Encoded:
     answer: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         answer["id"] = response.id
+    if response.parameters:
+        answer["parameters"] = response.parameters
     answer["outputs"] = outputs
     text = _encode(answer)
     return Encoded(b"".join((text, *raws)), len(text)) if raws else Encoded(text, None)

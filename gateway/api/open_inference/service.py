@@ -15,7 +15,7 @@ from gateway.api.open_inference.models import Models, can_answer, find, versions
 from gateway.api.open_inference.repository import Repository, state_word
 from gateway.api.open_inference.shared_memory import RegionStatus
 from gateway.api.open_inference.stream import METHOD as STREAM
-from gateway.api.open_inference.stream import InferStream
+from gateway.api.open_inference.stream import Growth, InferStream
 from gateway.request import StageTimes
 from gateway.state import ServerState
 from gateway.statistics import Statistics
@@ -74,17 +74,23 @@ class OpenInferenceService:
     async def model_infer(self, received: Received, call: Call) -> bytes:
         """One request, one answer."""
         has_deadline = call.context.time_remaining() is not None
-        return grpc_codec.response(await self._answer(received, call, call.deadline_s if has_deadline else None))
+        transport_s = call.deadline_s if has_deadline else None
+        request, times = self._request(received, call, transport_s)
+        return grpc_codec.response(await self._parts.infer.infer(request, call.request_id, times))
 
     async def model_stream_infer(self, call: Call) -> None:
         """Many requests; see `stream`."""
         await InferStream(self, self._edge, call, self._edge.settings, self._drain).run()
 
-    async def stream_answer(self, received: Received, call: Call, transport_s: float | None) -> bytes:
-        """One request of a stream. `call` is its own, made by the stream."""
-        return grpc_codec.stream_response(await self._answer(received, call, transport_s))
+    async def stream_answer(
+        self, received: Received, call: Call, transport_s: float | None, growth: Growth
+    ) -> bytes | None:
+        """One request of a stream. `call` is its own, made by the stream. None: `growth` has taken all of a text."""
+        request, times = self._request(received, call, transport_s)
+        answer = await self._parts.infer.grow(request, call.request_id, times, _Parts(growth))
+        return None if answer is None else grpc_codec.stream_response(answer)
 
-    async def _answer(self, received: Received, call: Call, transport_s: float | None) -> InferResponse:
+    def _request(self, received: Received, call: Call, transport_s: float | None) -> tuple[InferRequest, StageTimes]:
         """Fills the call's `request_id` and `times`, so that a refusal carries them, too."""
         message = received.message
         call.request_id = log_id(message.id, self._edge.make_id())
@@ -97,7 +103,7 @@ class OpenInferenceService:
             self._parts.infer.refused(message.model_name, error, call.arrived_s)
             raise
         call.limit_s = self._limit_s(request, transport_s)
-        return await self._parts.infer.infer(request._replace(deadline_s=call.deadline_s), call.request_id, times)
+        return request._replace(deadline_s=call.deadline_s), times
 
     def _limit_s(self, request: InferRequest, transport_s: float | None) -> float:
         """Seconds: until the transport's deadline; without one the request's own `timeout`, or else the default."""
@@ -204,3 +210,18 @@ class OpenInferenceService:
         """Requests that use the region now still finish."""
         self._parts.infer.memory.unregister(asked.name)
         return pb.SystemSharedMemoryUnregisterResponse().SerializeToString()
+
+
+class _Parts:
+    """A text's answers, as they are on the wire."""
+
+    def __init__(self, growth: Growth) -> None:
+        self._growth = growth
+
+    def begins(self) -> None:
+        """See Reader."""
+        self._growth.begins()
+
+    async def part(self, answer: InferResponse) -> None:
+        """See Reader."""
+        await self._growth.write(grpc_codec.stream_response(answer))

@@ -1,7 +1,11 @@
-"""ModelStreamInfer: many requests over one call, answered in their order; a failed one is an answer, too."""
+"""ModelStreamInfer: many requests over one call, answered in their order; a failed one is an answer, too.
+
+A text has many answers, sent while it grows: they come in between, and keep no other request's answer waiting.
+"""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -17,13 +21,33 @@ from shared.errors import Cancelled, Draining
 from shared.settings import GatewaySettings
 
 METHOD = "ModelStreamInfer"
+Turn: TypeAlias = "asyncio.Future[bytes | None]"
+"""A request's answer, for when those before it are written; None: it writes its own."""
+
+
+class Growth:
+    """Where the answers of one text go."""
+
+    def __init__(self, turn: Turn, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._turn = turn
+        self.write = write
+        """Takes a serialised answer."""
+
+    def begins(self) -> None:
+        """No answer of another request has to wait for it from here on."""
+        self._turn.set_result(None)
 
 
 class StreamAnswers(Protocol):
     """Works on one request of a stream."""
 
-    async def stream_answer(self, received: Received, call: Call, transport_s: float | None) -> bytes:
-        """The serialised answer. `transport_s` is the stream's absolute deadline. Raises HeadraceError."""
+    async def stream_answer(
+        self, received: Received, call: Call, transport_s: float | None, growth: Growth
+    ) -> bytes | None:
+        """The serialised answer, or None when `growth` has taken all answers. Raises HeadraceError.
+
+        `transport_s` is the stream's absolute deadline.
+        """
 
 
 class InferStream:
@@ -40,8 +64,9 @@ class InferStream:
         self._call = call
         self._drain = drain
         self._places = asyncio.Semaphore(settings.stream_in_flight)
-        self._in_order: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()  # None: reading has ended
-        self._tasks: set[asyncio.Task[bytes]] = set()
+        self._in_order: asyncio.Queue[Turn | None] = asyncio.Queue()  # None: reading has ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._bunch: Bunch[bytes] = Bunch(self._begin)
 
@@ -80,16 +105,38 @@ class InferStream:
             bunch.flush()
 
     def _begin(self, raw: bytes, arrived_s: float) -> None:
-        task = asyncio.create_task(self._work(raw, arrived_s))
+        turn: Turn = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._work(raw, arrived_s, turn))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._in_order.put_nowait(task)
+        self._in_order.put_nowait(turn)
 
     async def _write_all(self) -> None:
-        while (task := await self._in_order.get()) is not None:
-            await self._call.context.write(await task)
-            self._bunch.answered()
-            self._places.release()
+        while (turn := await self._in_order.get()) is not None:
+            answer = await turn
+            if answer is not None:
+                await self._write_last(answer)
+        for growing in list(self._tasks):
+            await growing
+
+    async def _write(self, answer: bytes) -> None:
+        async with self._writing:
+            await self._call.context.write(answer)
+
+    async def _write_last(self, answer: bytes) -> None:
+        """A request's last answer: there is room for one request more."""
+        await self._write(answer)
+        self._answered()
+
+    def _break(self, error: grpc.aio.BaseError) -> None:
+        """Nothing can be written any more."""
+        turn: Turn = asyncio.get_running_loop().create_future()
+        turn.set_exception(error)
+        self._in_order.put_nowait(turn)
+
+    def _answered(self) -> None:
+        self._bunch.answered()
+        self._places.release()
 
     async def _drop_all(self, reader: asyncio.Task[None]) -> None:
         self._bunch.drop()
@@ -99,22 +146,31 @@ class InferStream:
         if left:
             await asyncio.wait(left)
 
-    async def _work(self, raw: bytes, arrived_s: float) -> bytes:
-        """One request to its one answer."""
+    async def _work(self, raw: bytes, arrived_s: float, turn: Turn) -> None:
+        """One request to its one answer, or to all answers of a text."""
         call, request_id = Call(self._call.context, arrived_s, 0.0), ""
         try:
             received = self._edge.parse(grpc_wire.parse, raw)
             request_id = received.message.id
             whole_s = self._call.limit_s
             transport_s = None if whole_s >= FOREVER_S else self._call.deadline_s
-            answer = await self._service.stream_answer(received, call, transport_s)
+            answer = await self._service.stream_answer(received, call, transport_s, Growth(turn, self._write))
             reason = OK
         except asyncio.CancelledError:
             self._edge.outcomes.answered(METHOD + ".answer", self._call.left_reason())
             raise
+        except grpc.aio.BaseError as error:  # of a write: the caller has gone, and with it the stream
+            self._edge.outcomes.answered(METHOD + ".answer", self._call.left_reason())
+            self._break(error)
+            return
         except Exception as error:  # noqa: BLE001 - one request of many: its failure is an answer, the stream goes on
             failure = self._edge.foreseen(error, METHOD, call)
             answer = grpc_codec.stream_error(request_id, status.sentence(failure) or failure.code.value)
             reason = failure.code.value
         self._edge.outcomes.answered(METHOD + ".answer", reason)
-        return answer
+        if not turn.done():
+            turn.set_result(answer)
+        elif answer is not None:  # a text that has failed
+            await self._write_last(answer)
+        else:
+            self._answered()

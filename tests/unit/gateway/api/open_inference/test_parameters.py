@@ -5,6 +5,7 @@ import pytest
 from gateway.api.open_inference import parameters
 from gateway.api.open_inference.model import InferRequest, Parameter
 from shared.errors import InvalidInput
+from shared.generation import GenerationOptions
 from shared.pipelines.image_classification import ImageClassificationOptions
 
 
@@ -61,3 +62,18 @@ def test_whole_numbers_of_a_tensor() -> None:
         parameters.whole_number("input 'x'", {}, "n", None)
     with pytest.raises(InvalidInput, match="input 'x': parameter n is '-3'"):
         parameters.whole_number("input 'x'", {"n": -3}, "n", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        ("a", ["a"]),
+        ('["a", "b"]', ["a", "b"]),
+        ("[a", ["[a"]),
+        (7, [7]),
+        ("[7, 8]", [7, 8]),
+        ("", [""]),
+    ],
+)
+def test_an_option_of_several_values_takes_one_or_a_json_list(given: Parameter, parsed: list[Parameter]) -> None:
+    assert parameters.options({"stop": given, "seed": 1}, GenerationOptions) == {"stop": parsed, "seed": 1}

@@ -1,0 +1,122 @@
+"""Generated text through the Open Inference Protocol: a real server over a fake flow, and Triton's own client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.inference import grpc_service_pb2 as pb
+from protos.inference import grpc_service_pb2_grpc as pb_grpc
+from shared.tensors import pack_bytes, unpack_bytes
+from tests.support import own_process
+from tests.support.fake_flow import VERSION
+from tests.support.generation_parts import text_model
+from tests.support.open_inference_parts import Stack
+
+
+def stack() -> Stack:
+    made = Stack()
+    made.models.served.append(text_model(9))
+    return made
+
+
+@asynccontextmanager
+async def calling(made: Stack) -> AsyncIterator["pb_grpc.GRPCInferenceServiceAsyncStub"]:
+    async with made.serving() as running, grpc.aio.insecure_channel(running.address) as channel:
+        yield pb_grpc.GRPCInferenceServiceStub(channel)
+
+
+def asking(*texts: str, name: str = "text_input", **fields: Any) -> pb.ModelInferRequest:  # noqa: ANN401 - any field
+    return pb.ModelInferRequest(
+        model_name="writer",
+        inputs=[pb.ModelInferRequest.InferInputTensor(name=name, datatype="BYTES", shape=[len(texts), 1])],
+        raw_input_contents=[pack_bytes(text.encode() for text in texts)],
+        **fields,
+    )
+
+
+def parts_of(answers: list[pb.ModelStreamInferResponse]) -> list[tuple[str, bool]]:
+    return [
+        (
+            unpack_bytes(one.infer_response.raw_output_contents[0], 1)[0].decode(),
+            one.infer_response.parameters["triton_final_response"].bool_param,
+        )
+        for one in answers
+    ]
+
+
+async def test_a_text_is_a_stream_of_answers_and_the_last_one_says_so() -> None:
+    async with calling(stack()) as stub:
+        sent = [asking("abc", id="7", parameters={"max_tokens": pb.InferParameter(int64_param=3)})]
+        answers = [answer async for answer in stub.ModelStreamInfer(iter(sent))]
+    assert parts_of(answers) == [("A", False), ("B", False), ("C", True)]
+    last = answers[-1].infer_response
+    assert (last.id, last.model_name, last.model_version) == ("7", "writer", VERSION)
+    assert [(output.name, output.datatype, list(output.shape)) for output in last.outputs] == [
+        ("text_output", "BYTES", [1, 1])
+    ]
+    assert last.parameters["finish_reason"].string_param == "length"
+    assert last.parameters["completion_tokens"].int64_param == 3
+
+
+async def test_options_are_parameters_and_lists_come_as_json_or_as_one() -> None:
+    made = stack()
+    given = {
+        "temperature": pb.InferParameter(double_param=0.5),
+        "stop": pb.InferParameter(string_param='["x", "y"]'),
+        "stop_token_ids": pb.InferParameter(int64_param=7),
+        "stream": pb.InferParameter(bool_param=True),
+    }
+    async with calling(made) as stub:
+        _ = [answer async for answer in stub.ModelStreamInfer(iter([asking("a", parameters=given)]))]
+        await stub.ModelInfer(asking("a", parameters={"stop": pb.InferParameter(string_param="[no list")}))
+    options = [request.options for request in made.flow.requests]
+    assert options == [{"temperature": 0.5, "stop": ["x", "y"], "stop_token_ids": [7]}, {"stop": ["[no list"]}]
+
+
+async def test_a_unary_call_and_one_of_many_rows_get_whole_texts() -> None:
+    async with calling(stack()) as stub:
+        one = await stub.ModelInfer(asking("abc"))
+        (many,) = [answer async for answer in stub.ModelStreamInfer(iter([asking("ab", "cd")]))]
+    assert unpack_bytes(one.raw_output_contents[0], 1) == [b"ABC"]
+    assert one.parameters["finish_reason"].string_param == "length"
+    assert unpack_bytes(many.infer_response.raw_output_contents[0], 2) == [b"AB", b"CD"]
+
+
+async def test_a_text_that_breaks_is_an_error_after_its_parts() -> None:
+    made = stack()
+    made.flow.breaks = "C"
+    async with calling(made) as stub:
+        answers = [answer async for answer in stub.ModelStreamInfer(iter([asking("abcd", id="7")]))]
+    assert parts_of(answers[:2]) == [("A", False), ("B", False)]
+    assert answers[2].error_message == "the worker was lost"
+    assert answers[2].infer_response.id == "7"
+
+
+async def test_closing_the_stream_ends_the_text() -> None:
+    made = stack()
+    made.flow.steps = asyncio.Queue()
+    made.flow.steps.put_nowait(None)
+    async with calling(made) as stub:
+        call = stub.ModelStreamInfer(iter([asking("abc")]))
+        await call.read()
+        call.cancel()
+        await made.flow.until(lambda flow: flow.running == 0, "the flow to be told")
+
+
+async def test_metadata_names_what_other_servers_name_so() -> None:
+    async with calling(stack()) as stub:
+        told = await stub.ModelMetadata(pb.ModelMetadataRequest(name="writer"))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"takes 1 input\(s\) \(text_input\)"):
+            await stub.ModelInfer(asking("a", name="text"))
+    assert [(one.name, one.datatype, list(one.shape)) for one in told.inputs] == [("text_input", "BYTES", [-1, 1])]
+    assert [one.name for one in told.outputs] == ["text_output"]
+
+
+async def test_tritons_client_reads_along() -> None:
+    async with stack().serving() as running:
+        found = await asyncio.to_thread(own_process.run, "tests.support.triton_texts", "read_along", running.address)
+    assert found == ["A", "B", "C"]
