@@ -17,12 +17,12 @@ import grpc
 
 from headrace import client_calls as calls
 from headrace import client_errors as errors
-from headrace import client_results as results
+from headrace import client_read as read
 from headrace.client_aio import AsyncClient
-from headrace.client_calls import DetectOptions, Image, Input
+from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes
-from headrace.client_results import Classified, Detected, Outcome, Prediction
+from headrace.client_results import Classified, Detected, Embedded, Outcome, Prediction, Recognised, Text
 from headrace.client_text import GenerateOptions, GrowingText, Prompt, wire_generate
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
@@ -62,16 +62,20 @@ class Client:
 
     def classify(
         self,
-        image: Image,
+        given: Image | Text,
         *,
         top_k: int | None = None,
         model: str = "",
         version: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
     ) -> Classified:
-        """Classes of one image. `model` may be empty when the server has only one. Raises InferenceError, OSError."""
-        message = calls.wire_request([image], {"top_k": top_k}, model=model, version=version)
-        return results.classified(*self._predict(message, timeout_s))
+        """Classes of one image, or of one `Text`, which alone takes `options`. Raises InferenceError, OSError.
+
+        `model` may be empty when the server has only one that takes this kind of input.
+        """
+        message = calls.wire_request([given], {"top_k": top_k, **options}, model=model, version=version)
+        return read.classified(*self._predict(message, timeout_s))
 
     def detect(
         self,
@@ -87,7 +91,33 @@ class Client:
         `model` may be empty when the server has only one that takes images.
         """
         message = calls.wire_request([image], options, model=model, version=version)
-        return results.detected(*self._predict(message, timeout_s))
+        return read.detected(*self._predict(message, timeout_s))
+
+    def embed(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedded:
+        """One text as a vector. `model` may be empty when only one takes texts. Raises InferenceError."""
+        message = calls.wire_request([Text(text)], options, model=model, version=version)
+        return read.embedded(*self._predict(message, timeout_s))
+
+    def entities(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Recognised:
+        """The entities of one text. `model` may be empty when only one takes texts. Raises InferenceError."""
+        message = calls.wire_request([Text(text)], options, model=model, version=version)
+        return read.recognised(*self._predict(message, timeout_s))
 
     def predict(
         self,
@@ -106,24 +136,25 @@ class Client:
         message = calls.wire_request(
             inputs, options or {}, model=model, partial_results=partial_results, routing_key=routing_key
         )
-        return results.prediction(*self._predict(message, timeout_s))
+        return read.prediction(*self._predict(message, timeout_s))
 
     def classify_many(
         self,
-        images: Iterable[Image],
+        given: Iterable[Image | Text],
         *,
         top_k: int | None = None,
         model: str = "",
         in_flight: int = calls.IN_FLIGHT,
         timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
     ) -> Iterator[Outcome[Classified]]:
-        """Every image's outcome, in the order in which they finish, over one stream.
+        """Every image's or text's outcome, in the order in which they finish, over one stream.
 
-        At most `in_flight` images are read and on their way at a time. One image's failure is its outcome's `error`;
+        At most `in_flight` of them are read and on their way at a time. One's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.
         """
-        many = Many({"top_k": top_k}, model, in_flight, self._limit_s(timeout_s), results.classified)
-        return outcomes(self._stub, images, many)
+        many = Many({"top_k": top_k, **options}, model, in_flight, self._limit_s(timeout_s), read.classified)
+        return outcomes(self._stub, given, many)
 
     def detect_many(
         self,
@@ -135,8 +166,21 @@ class Client:
         **options: Unpack[DetectOptions],
     ) -> Iterator[Outcome[Detected]]:
         """As `classify_many`, with boxes."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), results.detected)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected)
         return outcomes(self._stub, images, many)
+
+    def embed_many(
+        self,
+        texts: Iterable[str],
+        *,
+        model: str = "",
+        in_flight: int = calls.IN_FLIGHT,
+        timeout_s: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Iterator[Outcome[Embedded]]:
+        """As `classify_many`, texts as vectors."""
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text)
+        return outcomes(self._stub, texts, many)
 
     def generate(
         self,

@@ -14,11 +14,11 @@ import grpc
 
 from headrace import client_calls as calls
 from headrace import client_errors as errors
-from headrace import client_results as results
-from headrace.client_calls import DetectOptions, Image, Input
+from headrace import client_read as read
+from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes_async
-from headrace.client_results import Classified, Detected, Outcome, Prediction
+from headrace.client_results import Classified, Detected, Embedded, Outcome, Prediction, Recognised, Text
 from headrace.client_text import AsyncGrowingText, GenerateOptions, Prompt, wire_generate
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
@@ -56,16 +56,20 @@ class AsyncClient:
 
     async def classify(
         self,
-        image: Image,
+        given: Image | Text,
         *,
         top_k: int | None = None,
         model: str = "",
         version: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
     ) -> Classified:
-        """Classes of one image. `model` may be empty when the server has only one. Raises InferenceError, OSError."""
-        message = await _request([image], {"top_k": top_k}, model=model, version=version)
-        return results.classified(*await self._predict(message, timeout_s))
+        """Classes of one image, or of one `Text`, which alone takes `options`. Raises InferenceError, OSError.
+
+        `model` may be empty when the server has only one that takes this kind of input.
+        """
+        message = await _request([given], {"top_k": top_k, **options}, model=model, version=version)
+        return read.classified(*await self._predict(message, timeout_s))
 
     async def detect(
         self,
@@ -81,7 +85,33 @@ class AsyncClient:
         `model` may be empty when the server has only one that takes images.
         """
         message = await _request([image], options, model=model, version=version)
-        return results.detected(*await self._predict(message, timeout_s))
+        return read.detected(*await self._predict(message, timeout_s))
+
+    async def embed(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedded:
+        """One text as a vector. `model` may be empty when only one takes texts. Raises InferenceError."""
+        message = await _request([Text(text)], options, model=model, version=version)
+        return read.embedded(*await self._predict(message, timeout_s))
+
+    async def entities(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Recognised:
+        """The entities of one text. `model` may be empty when only one takes texts. Raises InferenceError."""
+        message = await _request([Text(text)], options, model=model, version=version)
+        return read.recognised(*await self._predict(message, timeout_s))
 
     async def predict(
         self,
@@ -100,24 +130,25 @@ class AsyncClient:
         message = await _request(
             inputs, options or {}, model=model, partial_results=partial_results, routing_key=routing_key
         )
-        return results.prediction(*await self._predict(message, timeout_s))
+        return read.prediction(*await self._predict(message, timeout_s))
 
     def classify_many(
         self,
-        images: Iterable[Image],
+        given: Iterable[Image | Text],
         *,
         top_k: int | None = None,
         model: str = "",
         in_flight: int = calls.IN_FLIGHT,
         timeout_s: float | None = None,
+        **options: Unpack[TextOptions],
     ) -> AsyncIterator[Outcome[Classified]]:
-        """Every image's outcome, in the order in which they finish, over one stream.
+        """Every image's or text's outcome, in the order in which they finish, over one stream.
 
-        At most `in_flight` images are read and on their way at a time. One image's failure is its outcome's `error`;
+        At most `in_flight` of them are read and on their way at a time. One's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.
         """
-        many = Many({"top_k": top_k}, model, in_flight, self._limit_s(timeout_s), results.classified)
-        return outcomes_async(self._stub.PredictStream, images, many)
+        many = Many({"top_k": top_k, **options}, model, in_flight, self._limit_s(timeout_s), read.classified)
+        return outcomes_async(self._stub.PredictStream, given, many)
 
     def detect_many(
         self,
@@ -129,8 +160,21 @@ class AsyncClient:
         **options: Unpack[DetectOptions],
     ) -> AsyncIterator[Outcome[Detected]]:
         """As `classify_many`, with boxes."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), results.detected)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected)
         return outcomes_async(self._stub.PredictStream, images, many)
+
+    def embed_many(
+        self,
+        texts: Iterable[str],
+        *,
+        model: str = "",
+        in_flight: int = calls.IN_FLIGHT,
+        timeout_s: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> AsyncIterator[Outcome[Embedded]]:
+        """As `classify_many`, texts as vectors."""
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text)
+        return outcomes_async(self._stub.PredictStream, texts, many)
 
     def generate(
         self,

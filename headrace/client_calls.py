@@ -42,6 +42,24 @@ class DetectOptions(TypedDict, total=False):
     """Only boxes of these classes, by name."""
 
 
+class TextOptions(TypedDict, total=False):
+    """What a request for classes of a text, or entities in it, may say; left out or None: the model's default."""
+
+    score_threshold: float | None
+    """Classes or entities with a lower score are left out, 0..1."""
+    truncate: bool | None
+    """Whether the end of a text that is too long is left out; else it is refused."""
+
+
+class EmbedOptions(TypedDict, total=False):
+    """What a request for a vector may say; left out or None: the model's default."""
+
+    truncate: bool | None
+    """As of TextOptions."""
+    normalize: bool | None
+    """Whether the vector is brought to length 1."""
+
+
 def read_image(image: Image) -> bytes:
     """The encoded bytes; reads the file or pipe when a path is given. Raises OSError, also for over 256 MiB."""
     if isinstance(image, bytes | bytearray | memoryview):

@@ -1,16 +1,13 @@
 """What the client returns: frozen, typed by task, free of protobuf."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypedDict, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from headrace.client_errors import InferenceError, from_message
-from headrace.client_tokens import Finished, Token, finished, token
-from protos.headrace.v1 import inference_pb2 as pb
+from headrace.client_errors import InferenceError
+from headrace.client_tokens import Finished, Token
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,32 @@ class Embedding:
     """A vector for one input."""
 
     values: tuple[float, ...]
+    tokens: int = 0
+    """Of the text that the vector is of, special ones counted."""
+    truncated: bool = False
+    """The text was longer than the model takes, and its end was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Part of a text that means something: a name, a place, a date."""
+
+    label: Label
+    """Its kind."""
+    start: int
+    """In characters of the text, as `end`: `text[start:end]`."""
+    end: int
+    text: str
+    """These characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entities:
+    """Those of one text, in its order."""
+
+    entities: tuple[Entity, ...]
+    truncated: bool
+    """The text was longer than the model takes, and its end was not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +117,7 @@ class Text:
     """Only where log probabilities were asked for."""
 
 
-Result: TypeAlias = Classification | Detections | Embedding | Tensors | Text
+Result: TypeAlias = Classification | Detections | Embedding | Entities | Tensors | Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +175,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Classified(Answered):
-    """One classified image."""
+    """One classified image or text."""
 
     labels: tuple[Label, ...]
     """Best first."""
@@ -175,6 +198,27 @@ class Detected(Answered):
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded(Answered):
+    """One text as a vector."""
+
+    values: tuple[float, ...]
+    tokens: int
+    """Of the text that the vector is of, special ones counted."""
+    truncated: bool
+    """The text was longer than the model takes, and its end was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised(Answered):
+    """The entities of one text."""
+
+    entities: tuple[Entity, ...]
+    """In the order of the text."""
+    truncated: bool
+    """The text was longer than the model takes, and its end was not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
     """One of many: what became of one input. Exactly one of `result` and `error` is set."""
 
@@ -185,91 +229,3 @@ class Outcome(Generic[T]):
     result: T | None = None
     error: InferenceError | OSError | None = None
     """OSError when the file could not be read."""
-
-
-def prediction(message: pb.PredictResponse, timing: str) -> Prediction:
-    """From the wire."""
-    return Prediction(
-        results=tuple(_result(one, message.request_id) for one in message.results),
-        model=message.model,
-        version=message.version,
-        request_id=message.request_id,
-        server_timing=ServerTiming.parse(timing),
-    )
-
-
-def classified(message: pb.PredictResponse, timing: str) -> Classified:
-    """From the wire. Raises TypeError when the model's task is another one."""
-    first = _only(message, Classification)
-    return Classified(first.labels, **_facts(message, timing))
-
-
-def detected(message: pb.PredictResponse, timing: str) -> Detected:
-    """From the wire. Raises TypeError when the model's task is another one."""
-    first = _only(message, Detections)
-    return Detected(first.detections, first.width, first.height, **_facts(message, timing))
-
-
-def _only(message: pb.PredictResponse, kind: type[K]) -> K:
-    """The result of a request of one input."""
-    first = _result(message.results[0], message.request_id) if message.results else None
-    if not isinstance(first, kind):
-        raise TypeError(f"model {message.model} answers {type(first).__name__}, not {kind.__name__}; use predict()")
-    return first
-
-
-def _facts(message: pb.PredictResponse, timing: str) -> "_Facts":
-    return {
-        "model": message.model,
-        "version": message.version,
-        "request_id": message.request_id,
-        "server_timing": ServerTiming.parse(timing),
-    }
-
-
-class _Facts(TypedDict):
-    """`Answered`'s fields."""
-
-    model: str
-    version: str
-    request_id: str
-    server_timing: ServerTiming
-
-
-def _result(message: pb.Result, request_id: str) -> Result | InferenceError:
-    kind = message.WhichOneof("kind")
-    if kind == "error":
-        return from_message(message.error, request_id)
-    if kind is None:
-        raise TypeError("the server answers a kind of result that this client does not know; update headrace-client")
-    return _FROM_WIRE[kind](message)
-
-
-def _label(message: pb.Label) -> Label:
-    return Label(index=message.index, name=message.name, score=message.score)
-
-
-def _detections(message: pb.Result) -> Detections:
-    boxes = tuple(
-        Detection(label=_label(box.label), left=box.left, top=box.top, right=box.right, bottom=box.bottom)
-        for box in message.detections.detections
-    )
-    return Detections(boxes, message.detections.width, message.detections.height)
-
-
-def _text(message: pb.TextResult) -> Text:
-    end = finished(message.finished) if message.HasField("finished") else None
-    return Text(message.text, end, tuple(map(token, message.tokens)))
-
-
-def _tensors(message: pb.Result) -> Tensors:
-    return Tensors(tuple(Tensor(one.name, one.datatype, tuple(one.shape), one.data) for one in message.tensors.tensors))
-
-
-_FROM_WIRE: dict[str, Callable[[pb.Result], Result]] = {
-    "classification": lambda message: Classification(tuple(_label(label) for label in message.classification.labels)),
-    "detections": _detections,
-    "embedding": lambda message: Embedding(tuple(message.embedding.values)),
-    "tensors": _tensors,
-    "text": lambda message: _text(message.text),
-}

@@ -2,15 +2,18 @@
 
 import asyncio
 import collections
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.request import Answer, Request
 from headrace import AsyncClient, Client
 from headrace.client_errors import DeadlineExceeded, InferenceError, Overloaded, TooLarge, Unavailable
-from headrace.client_results import Classification, Outcome
-from shared import errors
+from headrace.client_results import Classification, Embedded, Outcome, Recognised, Text
+from shared import errors, results
+from shared.results import Embedding, Entities, Entity, Label
 from tests.support.fake_flow import Flow, State, serving, settings
 
 
@@ -179,3 +182,71 @@ async def test_what_the_callers_own_images_raise_comes_out() -> None:
             with pytest.raises(TypeError, match="int"):
                 async for _ in client.classify_many([b"x", 17]):  # type: ignore[list-item]  # what is tested
                     pass
+
+
+LABEL = Label(1, "PER", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("result", "call", "asked"),
+    [
+        (
+            Embedding([0.5, 0.25], 7, truncated=True),
+            lambda client: client.embed("Anna", truncate=True, normalize=False),
+            {"truncate": True, "normalize": False},
+        ),
+        (
+            Entities([Entity(LABEL, 0, 4, "Anna")], truncated=True),
+            lambda client: client.entities("Anna", score_threshold=0.5),
+            {"score_threshold": 0.5},
+        ),
+        (
+            results.Classification([LABEL]),
+            lambda client: client.classify(Text("Anna"), score_threshold=0.25, top_k=2),
+            {"top_k": 2, "score_threshold": 0.25},
+        ),
+    ],
+)
+async def test_texts_go_as_texts_in_both_forms(
+    result: results.Result, call: Callable[[Any], Any], asked: dict[str, object]
+) -> None:
+    flow = Flow()
+    flow.results = [result]
+    async with serving(flow, State()) as running:
+
+        def blocking() -> object:
+            with Client(running.address) as client:
+                return call(client)
+
+        async with AsyncClient(running.address) as client:
+            answers: list[Any] = [await call(client), await asyncio.to_thread(blocking)]
+    for request in flow.requests:
+        assert (request.inputs[0].kind, bytes(request.inputs[0].data)) == ("text", b"Anna")
+        assert request.options == asked
+    for answer in answers:
+        if isinstance(answer, Embedded):
+            assert (answer.values, answer.tokens, answer.truncated) == ((0.5, 0.25), 7, True)
+        elif isinstance(answer, Recognised):
+            assert [(one.text, one.start, one.end, one.label.name) for one in answer.entities] == [
+                ("Anna", 0, 4, "PER")
+            ]
+            assert answer.truncated
+        else:
+            assert [label.name for label in answer.labels] == ["PER"]
+    assert type(answers[0]) is type(answers[1])
+
+
+async def test_many_texts_go_over_one_stream() -> None:
+    flow = Flow()
+    flow.results = [Embedding([1.0], 3)]
+    async with serving(flow, State()) as running:
+
+        def blocking() -> list[Outcome[Embedded]]:
+            with Client(running.address) as client:
+                return list(client.embed_many("abc"))
+
+        async with AsyncClient(running.address) as client:
+            found = [outcome async for outcome in client.embed_many("abc")]
+        found += await asyncio.to_thread(blocking)
+    assert sorted(str(outcome.given) for outcome in found) == ["a", "a", "b", "b", "c", "c"]
+    assert {outcome.result.tokens for outcome in found if outcome.result} == {3}

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from headrace import client_read as read
 from headrace import client_results as results
 from headrace.client_errors import InvalidRequest
 from protos.headrace.v1 import inference_pb2 as pb
@@ -36,7 +37,10 @@ def test_every_kind_of_result_comes_out_typed() -> None:
                     detections=[pb.Detection(label=label, left=1, top=2, right=3, bottom=4)], width=5, height=6
                 )
             ),
-            pb.Result(embedding=pb.Embedding(values=[0.5])),
+            pb.Result(embedding=pb.Embedding(values=[0.5], tokens=7, truncated=True)),
+            pb.Result(
+                entities=pb.Entities(entities=[pb.Entity(label=label, start=2, end=4, text="ab")], truncated=True)
+            ),
             pb.Result(tensors=pb.TensorList(tensors=[pb.Tensor(name="x", datatype="UINT8", shape=[1, 1], data=b"a")])),
             pb.Result(text=pb.TextResult(text="hello")),
             pb.Result(error=pb.Error(code=3, message="bad", reason="invalid_input")),
@@ -44,12 +48,13 @@ def test_every_kind_of_result_comes_out_typed() -> None:
     )
     cat = results.Label(1, "cat", 0.5)
 
-    *good, bad = results.prediction(message, TIMING).results
+    *good, bad = read.prediction(message, TIMING).results
 
     assert good == [
         results.Classification((cat,)),
         results.Detections((results.Detection(cat, 1.0, 2.0, 3.0, 4.0),), 5, 6),
-        results.Embedding((0.5,)),
+        results.Embedding((0.5,), tokens=7, truncated=True),
+        results.Entities((results.Entity(cat, 2, 4, "ab"),), truncated=True),
         results.Tensors((results.Tensor("x", "UINT8", (1, 1), b"a"),)),
         results.Text("hello"),
     ]
@@ -67,9 +72,9 @@ def test_another_tasks_answer_is_no_classification() -> None:
     message = pb.PredictResponse(model="m", results=[pb.Result(text=pb.TextResult(text="hello"))])
 
     with pytest.raises(TypeError, match="model m answers Text, not Classification; use predict"):
-        results.classified(message, "")
+        read.classified(message, "")
 
 
 def test_a_kind_from_the_future_says_to_update() -> None:
     with pytest.raises(TypeError, match="update headrace-client"):
-        results.prediction(pb.PredictResponse(results=[pb.Result()]), "")
+        read.prediction(pb.PredictResponse(results=[pb.Result()]), "")
