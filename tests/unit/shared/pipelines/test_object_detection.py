@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+import yaml
 
 from shared.errors import InvalidInput, InvalidOption, StartupError
 from shared.letterbox import Letterbox, fit
@@ -227,3 +229,22 @@ def test_the_gateway_loads_it_without_torch_and_opencv() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert printed == "[]\n"
+
+
+def guided() -> list[dict[str, Any]]:
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs/guides/detection.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [yaml.safe_load(block) for block in blocks]
+
+
+def test_every_head_of_the_guide_can_be_configured() -> None:
+    assert len(guided()) == 4
+    for block in guided():
+        settings = block.get("preprocessing") or {"size": 640, **block}
+        config = msgspec.convert(settings, ObjectDetectionConfig)
+        ObjectDetection(config, Path(), LABELS)
+    whole = msgspec.convert(guided()[0]["preprocessing"], ObjectDetectionConfig)
+    defaults = msgspec.convert({"head": {"scheme": "yolo_rows"}}, ObjectDetectionConfig)
+    for name in ("background", "mean", "std", "score_threshold", "iou_threshold", "max_detections", "max_candidates"):
+        assert getattr(whole, name) == getattr(defaults, name)
