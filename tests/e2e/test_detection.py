@@ -27,7 +27,6 @@ from headrace.client_results import Detected, Detection
 from shared.repository import Repository
 from tests.support.pictures import encode
 from tests.support.stack import ROOT, Site, serving
-from tests.support.street import street
 from workers.networks.yolov3_tiny import yolov3_tiny
 
 NAME, SIZE = "yolov3-tiny", 416
@@ -63,6 +62,11 @@ def detector(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator
 def client(detector: Site) -> Iterator[Client]:
     with Client(detector.grpc, timeout_s=60.0) as client:
         yield client
+
+
+def street(name: str) -> Path:
+    """`bus.jpg` (810 × 1080) or `zidane.jpg` (1280 × 720)."""
+    return next(path for path in zoo.fetch_pictures(ROOT / "models") if path.name == name)
 
 
 # ------------------------------------------------------------------ a reference of its own
