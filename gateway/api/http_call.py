@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 
 from gateway.api import status
 from gateway.api.http_body import Bodies, Body
+from gateway.api.http_events import Events, EventStream
 from gateway.api.interceptors import RequestIds
 from gateway.api.outcomes import OK, Outcomes
 from gateway.api.parse import sentence
@@ -100,6 +101,7 @@ class HttpCall:
 
 
 Serve = Callable[[HttpCall], Awaitable[Response]]
+Grow = Callable[[HttpCall, Events], Awaitable[None]]
 
 
 class HttpEdge:
@@ -138,6 +140,40 @@ class HttpEdge:
             return refusal(failure, call.headers())
 
         return handle
+
+    def growing(self, method: str, serve: Grow) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The same for an answer of many events; a failure after the first one is an event, too."""
+
+        async def handle(request: Request) -> Response:
+            return EventStream(lambda events: self._grow(method, serve, request, events))
+
+        return handle
+
+    async def _grow(self, method: str, serve: Grow, request: Request, events: Events) -> None:
+        arrived_s = now_s()
+        deadline_s = arrived_s + self._default_s
+        self._outcomes.started()
+        with self._bodies.open(request, deadline_s) as body:
+            call = HttpCall(request, arrived_s, deadline_s, body)
+            call.request_id = self._make_id()
+            try:
+                await serve(call, events)
+            except asyncio.CancelledError:  # as above
+                if task := asyncio.current_task():
+                    task.uncancel()
+                failure: HeadraceError = Draining("the server is stopping and can't wait for this text")
+            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller is told
+                failure = _foreseen(error, method, call)
+            else:
+                self._outcomes.ended(method, OK)
+                await events.end()
+                return
+        self._outcomes.ended(method, failure.code.value)
+        if events.has_begun:
+            await events.write(_encode({"error": status.sentence(failure), "reason": failure.code.value}))
+            await events.end()
+        else:
+            await events.instead(refusal(failure, call.headers()))
 
     def plain(self, serve: Serve) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """An endpoint that only tells what is there: not counted."""

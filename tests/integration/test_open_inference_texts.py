@@ -1,6 +1,7 @@
 """Generated text through the Open Inference Protocol: a real server over a fake flow, and Triton's own client."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 from protos.inference import grpc_service_pb2 as pb
 from protos.inference import grpc_service_pb2_grpc as pb_grpc
+from shared.errors import Overloaded
 from shared.tensors import pack_bytes, unpack_bytes
 from tests.support import own_process
-from tests.support.fake_flow import VERSION
+from tests.support.fake_flow import VERSION, settings
+from tests.support.fake_rest import HttpSite, serving_http
 from tests.support.generation_parts import text_model
 from tests.support.open_inference_parts import Stack
 
@@ -120,3 +123,103 @@ async def test_tritons_client_reads_along() -> None:
     async with stack().serving() as running:
         found = await asyncio.to_thread(own_process.run, "tests.support.triton_texts", "read_along", running.address)
     assert found == ["A", "B", "C"]
+
+
+# ---------------------------------------------------------------- REST
+
+GENERATE, STREAM = "/v2/models/writer/generate", "/v2/models/writer/generate_stream"
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[HttpSite]:
+    async with serving_http(settings()) as made:
+        made.stack.models.served.append(text_model(9))
+        yield made
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    lines = [line for line in text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+async def test_generate_answers_with_the_whole_text() -> None:
+    async with site() as made:
+        body = {"text_input": "abc", "id": "7", "parameters": {"max_tokens": 3, "stop": ["x", "y"], "seed": None}}
+        answer = await made.client.post(GENERATE, json=body)
+        (request,) = made.flow.requests
+    assert answer.json() == {
+        "id": "7",
+        "model_name": "writer",
+        "model_version": VERSION,
+        "text_output": "ABC",
+        "finish_reason": "length",
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+    }
+    assert request.options == {"max_tokens": 3, "stop": ["x", "y"]}
+    assert answer.headers["request-id"] == "7"
+    assert "server-timing" in answer.headers
+    assert made.outcomes.counts == {("RestGenerate", "ok"): 1}
+
+
+async def test_generate_stream_is_server_sent_events() -> None:
+    async with site() as made:
+        answer = await made.client.post(STREAM, json={"text_input": "abc"})
+        events = events_of(answer.text)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["request-id"]
+    assert [event["text_output"] for event in events] == ["A", "B", "C"]
+    assert ["finish_reason" in event for event in events] == [False, False, True]
+    assert made.outcomes.counts == {("RestGenerateStream", "ok"): 1}
+
+
+async def test_events_come_while_the_text_grows() -> None:
+    async with site() as made:
+        made.flow.steps = asyncio.Queue()
+        made.flow.steps.put_nowait(None)
+        async with made.client.stream("POST", STREAM, json={"text_input": "ab"}) as answer:
+            pieces = answer.aiter_text()
+            assert events_of(await anext(pieces))[0]["text_output"] == "A"
+            made.flow.steps.put_nowait(None)
+            assert events_of(await anext(pieces))[0]["text_output"] == "B"
+
+
+async def test_a_failure_before_the_first_event_is_a_status_and_after_it_an_event() -> None:
+    async with site() as made:
+        made.flow.fail = Overloaded("no room", retry_after_ms=40)
+        refused = await made.client.post(STREAM, json={"text_input": "abc"})
+        made.flow.fail, made.flow.breaks = None, "C"
+        broken = await made.client.post(STREAM, json={"text_input": "abcd"})
+    assert (refused.status_code, refused.json()) == (429, {"error": "no room"})
+    assert refused.headers["retry-after-ms"] == "40"
+    *_, last = events_of(broken.text)
+    assert last == {"error": "the worker was lost", "reason": "process_lost"}
+    assert made.outcomes.counts == {("RestGenerateStream", "overloaded"): 1, ("RestGenerateStream", "process_lost"): 1}
+
+
+async def test_closing_the_connection_ends_the_text() -> None:
+    async with site() as made:
+        made.flow.steps = asyncio.Queue()
+        made.flow.steps.put_nowait(None)
+        async with made.client.stream("POST", STREAM, json={"text_input": "ab"}) as answer:
+            await anext(answer.aiter_text())
+        await made.flow.until(lambda flow: flow.running == 0, "the flow to be told")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "said"),
+    [
+        (GENERATE, {}, 400, "missing required field"),
+        (GENERATE, {"text_input": ""}, 400, "text_input is empty"),
+        (STREAM, {"text_input": 7}, 400, "expected `str`".replace("`", "'")),
+        (STREAM, {"text_input": "a", "parameters": {"timeout": "x"}}, 400, "parameter 'timeout' is 'x'"),
+        ("/v2/models/identity/generate", {"text_input": "a"}, 400, "model 'identity' generates no text"),
+        ("/v2/models/nobody/generate_stream", {"text_input": "a"}, 404, "not served"),
+    ],
+)
+async def test_what_is_wrong_is_said(path: str, body: dict[str, Any], code: int, said: str) -> None:
+    async with site() as made:
+        answer = await made.client.post(path, json=body)
+    assert answer.status_code == code
+    assert said in answer.json()["error"]

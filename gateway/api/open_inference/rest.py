@@ -13,6 +13,7 @@ from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.model import InferRequest
 from gateway.api.open_inference.models import Served, can_answer, find
 from gateway.api.open_inference.rest_docs import DOCS
+from gateway.api.open_inference.rest_generate import Texts
 from gateway.api.open_inference.rest_memory import Regions
 from gateway.api.open_inference.service import OpenInference
 from gateway.request import StageTimes
@@ -32,9 +33,11 @@ class Rest:
     def router(self) -> APIRouter:
         """All routes, each with its description in `rest_docs`."""
         edge, router = self._edge, APIRouter(route_class=DirectRoute)
-        regions = Regions(self._parts.infer.memory)
+        regions, texts = Regions(self._parts.infer.memory), Texts(edge, self._parts)
         endpoints: dict[str, Endpoint] = {
             "infer": edge.counted("RestInfer", self.infer),
+            "generate": edge.counted("RestGenerate", texts.generate),
+            "generate_stream": edge.growing("RestGenerateStream", texts.generate_stream),
             "live": edge.plain(self.live),
             "ready": edge.plain(self.ready),
             "server": edge.plain(self.server),

@@ -21,6 +21,15 @@ _INFER_ANSWER = {
     "id": "42",
     "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 1.0, 1.5, 2.0]}],
 }
+_GENERATE_REQUEST = {"text_input": "The river", "parameters": {"max_tokens": 20, "stop": ["."]}}
+_GENERATE_ANSWER = {
+    "model_name": "writer",
+    "model_version": "0123456789abcdef",
+    "text_output": " runs to the sea",
+    "finish_reason": "stop_string",
+    "prompt_tokens": 2,
+    "completion_tokens": 5,
+}
 _REGISTER = {"key": "/headrace-in", "offset": 0, "byte_size": 64}
 
 DOCS: tuple[Operation, ...] = (
@@ -40,6 +49,31 @@ DOCS: tuple[Operation, ...] = (
         f"{HOST}/v2/models/identity/infer -d '{msgspec.json.encode(_INFER_REQUEST).decode()}'",
         _INFER_ANSWER,
         {"application/json": {"example": _INFER_REQUEST}, "application/octet-stream": {"schema": BINARY}},
+    ),
+    Operation(
+        "generate",
+        "POST",
+        _both(_MODELS, "/generate"),
+        "Text",
+        "Generate a text",
+        "`parameters` are the options of generation (max_tokens, temperature, top_k, top_p, repetition_penalty, seed, "
+        "stop, stop_token_ids, beams, length_penalty) and those of infer, `timeout` in microseconds among them.",
+        f"{HOST}/v2/models/writer/generate -d '{msgspec.json.encode(_GENERATE_REQUEST).decode()}'",
+        _GENERATE_ANSWER,
+        {"application/json": {"example": _GENERATE_REQUEST}},
+    ),
+    Operation(
+        "generate_stream",
+        "POST",
+        _both(_MODELS, "/generate_stream"),
+        "Text",
+        "Generate a text, and send it while it grows",
+        "Server-sent events: each is `data: ` and JSON as generate answers it, with what is new of the text; the last "
+        "one says why it ended. A failure before the first event is an HTTP status, after it an event with `error`. "
+        "Closing the connection ends the work with the next token.",
+        f"-N {HOST}/v2/models/writer/generate_stream -d '{msgspec.json.encode(_GENERATE_REQUEST).decode()}'",
+        {"model_name": "writer", "model_version": "0123456789abcdef", "text_output": " runs"},
+        {"application/json": {"example": _GENERATE_REQUEST}},
     ),
     Operation(
         "live",
