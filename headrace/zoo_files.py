@@ -44,6 +44,8 @@ MODELS = {
         ),
         convert=_magika,
         licence="Apache-2.0",
+        metrics={"agrees_with_magika": 1.0},
+        data_version="not in the package; 214 kinds of files",
         config="""\
 # Magika, what kind of file some bytes are: `headrace models add zoo:magika` (16 MB, Apache-2.0).
 pipeline: file_classification

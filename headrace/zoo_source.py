@@ -9,7 +9,7 @@ stability of these names; the callers check the file's hash, and an error names 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PIECE_BYTES = 1024 * 1024
 _MAX_BYTES = 1024 * 1024 * 1024
@@ -36,14 +36,18 @@ def _fetch(requirement: str, file: str, folder: Path) -> None:
         session = command.get_default_session(options)
         finder = command._build_package_finder(options, session)  # noqa: SLF001 - pip has no public way
         link = _link(finder.find_all_candidates(requirement.split("==", maxsplit=1)[0]), file)
-        with session.get(link.url_without_fragment, stream=True) as answer, (folder / file).open("wb") as target:
+        as_it_is = {"Accept-Encoding": "identity"}  # a server that unpacks .gz on the way would change the hash
+        with session.get(link.url_without_fragment, headers=as_it_is, stream=True) as answer:
             answer.raise_for_status()
-            nbytes = 0
-            for piece in answer.raw.stream(_PIECE_BYTES, decode_content=False):
-                nbytes += len(piece)
-                if nbytes > _MAX_BYTES:
-                    raise ValueError(f"{file} has more than {_MAX_BYTES} bytes")
-                target.write(piece)
+            _copy(answer.raw, folder / file)
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    with target.open("wb") as file:
+        while piece := source.read(_PIECE_BYTES):
+            if file.tell() + len(piece) > _MAX_BYTES:
+                raise ValueError(f"{target.name} has more than {_MAX_BYTES} bytes")
+            file.write(piece)
 
 
 def _link(candidates: Sequence[Any], file: str) -> Any:  # noqa: ANN401 - pip's own type
