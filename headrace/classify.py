@@ -1,9 +1,10 @@
-"""`headrace classify`: one file with its classes and stage times, many files as a table, or JSON lines for programs."""
+"""`headrace classify`: one input with its classes and stage times, many as a table, or JSON lines for programs."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,14 +12,15 @@ from rich.table import Table
 
 from headrace import many_inputs
 from headrace.client import Client
-from headrace.client_results import Classified, Outcome
+from headrace.client_results import Classified, Outcome, Text
 from headrace.many_inputs import Server, Task, percent
 from headrace.output import literal
+from shared.errors import ExitCode, StartupError
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the caller asked for, apart from the files."""
+    """What the caller asked for, apart from the inputs."""
 
     address: str
     model: str
@@ -27,29 +29,60 @@ class Wanted:
     timeout_s: float
 
 
-def run(files: Sequence[Path], wanted: Wanted, *, as_json: bool) -> int:
-    """Classify files and print the outcomes in the given order. Returns 0, or 1 when any file failed."""
+@dataclass(frozen=True)
+class Words:
+    """A text, beside files."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Given: TypeAlias = Path | Words
+_UNDECODED = re.compile("[\ud800-\udfff]")
+"""How Python keeps the bytes of an argument that are no UTF-8."""
+
+
+def inputs_of(files: Sequence[Path] | None, texts: Sequence[str] | None) -> list[Given]:
+    """The files, then the texts. Raises StartupError when there is nothing to classify, or a text is no UTF-8."""
+    found: list[Given] = [*(files or ()), *map(Words, texts or ())]
+    if any(_UNDECODED.search(text) for text in texts or ()):
+        raise StartupError(ExitCode.BAD_SETTINGS, "--text is not UTF-8")
+    if not found:
+        raise StartupError(ExitCode.BAD_SETTINGS, "nothing to classify is given: name image files, or use --text")
+    return found
+
+
+def run(given: Sequence[Given], wanted: Wanted, *, as_json: bool) -> int:
+    """Classify inputs and print the outcomes in the given order. Returns 0, or 1 when any of them failed."""
     task = Classify(wanted.model, wanted.top_k)
-    return many_inputs.run(task, files, Server(wanted.address, wanted.timeout_s), as_json=as_json)
+    return many_inputs.run(task, given, Server(wanted.address, wanted.timeout_s), as_json=as_json)
 
 
-class Classify(Task[Path, Classified]):
-    """Classes of images."""
+class Classify(Task[Given, Classified]):
+    """Classes of images and texts."""
 
     doing = "classifying"
-    failed = "images could not be classified"
+    failed = "inputs could not be classified"
 
     def __init__(self, model: str, top_k: int | None) -> None:
         self._model = model
         self._top_k = top_k
 
-    def one(self, client: Client, given: Path) -> Classified:
+    def one(self, client: Client, given: Given) -> Classified:
         """See Task."""
-        return client.classify(given, top_k=self._top_k, model=self._model)
+        return client.classify(_as_input(given), top_k=self._top_k, model=self._model)
 
-    def many(self, client: Client, given: Sequence[Path]) -> Iterator[Outcome[Classified]]:
+    def many(self, client: Client, given: Sequence[Given]) -> Iterator[Outcome[Classified]]:
         """See Task."""
-        return client.classify_many(given, top_k=self._top_k, model=self._model)
+        inputs = [_as_input(one) for one in given]
+        for outcome in client.classify_many(inputs, top_k=self._top_k, model=self._model):
+            yield Outcome(outcome.index, given[outcome.index], outcome.result, outcome.error)
+
+    def named(self, given: Given) -> dict[str, Any]:
+        """See Task."""
+        return {"text": given.text} if isinstance(given, Words) else super().named(given)
 
     def row(self, result: Classified) -> dict[str, Any]:
         """See Task."""
@@ -67,13 +100,20 @@ class Classify(Task[Path, Classified]):
     def print_many(self, console: Console, found: list[tuple[str, Classified]]) -> None:
         """See Task."""
         table = Table(box=SIMPLE_HEAD)
-        table.add_column("file", overflow="fold")
+        table.add_column("input", overflow="fold")
         table.add_column("score", justify="right")
         table.add_column("class")
         table.add_column("also likely")
         for file, result in found:
+            if not result.labels:
+                table.add_row(literal(file), "", literal("none", "dim"), "")
+                continue
             first, *others = result.labels
             also = ", ".join(label.name or str(label.index) for label in others)
             name = literal(first.name or first.index)
             table.add_row(literal(file), percent(first.score), name, literal(also, "dim"))
         console.print(table)
+
+
+def _as_input(given: Given) -> Path | Text:
+    return Text(given.text) if isinstance(given, Words) else given

@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | classify | generate | new | models | traffic | config | demo`.
+"""The command line: `headrace serve | classify | detect | embed | generate | new | models | traffic | config | demo`.
 
 Only what a command needs is imported, inside it, so that `--help` and `config explain` answer at once. A foreseen
 failure is one line on stderr and the exit code of `shared.errors.ExitCode`; results go to stdout, all else to stderr.
@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from headrace import admin_commands, generate_command
+from headrace import admin_commands, embed_command, generate_command
 from headrace.options import AddressOption, Boxes, ConfigOption, JsonOption, of_boxes
 from headrace.upkeep_commands import models_app
 from shared.errors import ExitCode, HeadraceError, StartupError
@@ -30,6 +30,7 @@ config_app = typer.Typer(help="The settings: what is in force, and why.", no_arg
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 admin_commands.register(app, models_app)
+embed_command.register(app)
 generate_command.register(app)
 
 
@@ -50,22 +51,28 @@ def serve(config: ConfigOption = None) -> None:
 
 
 @app.command()
-def classify(
-    files: Annotated[list[Path], typer.Argument(help="Image files.", metavar="FILE...", show_default=False)],
+def classify(  # noqa: PLR0913 - one parameter per option
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Image files.", metavar="FILE...", show_default=False)
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="A text, for a model that classifies texts. May be repeated.", show_default=False),
+    ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", "-k", min=1, help="Classes per image, best first; else as many as the server gives."),
+        typer.Option("--top-k", "-k", min=1, help="Classes per input, best first; else as many as the server gives."),
     ] = None,
     model: Annotated[
         str,
-        typer.Option("--model", "-m", help="Model name; not needed when only one takes images."),
+        typer.Option("--model", "-m", help="Model name; not needed when only one takes such inputs."),
     ] = "",
     address: AddressOption = "",
-    timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per image.")] = 10.0,
+    timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per input.")] = 10.0,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify image files with a running server. Exit code 1 when any of them failed.
+    """Classify image files or texts with a running server. Exit code 1 when any of them failed.
 
     Examples:
         headrace classify photo.jpg
@@ -73,13 +80,15 @@ def classify(
         headrace classify *.jpg --top-k 3 --model efficientnet-lite0
 
         headrace classify photos/*.jpg --json | jq -r '.labels[0].name'
+
+        headrace classify --text "You are kind." --model toxic-comment
     """
-    from headrace.classify import Wanted, run  # noqa: PLC0415 - imports gRPC
+    from headrace.classify import Wanted, inputs_of, run  # noqa: PLC0415 - imports gRPC
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
     address = address or load(None).settings.gateway.grpc_address
     wanted = Wanted(address=address, model=model, top_k=top_k, timeout_s=timeout)
-    raise typer.Exit(run(files, wanted, as_json=as_json))
+    raise typer.Exit(run(inputs_of(files, text), wanted, as_json=as_json))
 
 
 @app.command()

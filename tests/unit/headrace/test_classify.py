@@ -9,10 +9,11 @@ import grpc
 import pytest
 
 from headrace import many_inputs
-from headrace.classify import Wanted, run
+from headrace.classify import Wanted, inputs_of, run
 from headrace.client_errors import InferenceError, InvalidRequest, Unavailable
-from headrace.client_results import Classified, Label, Outcome, ServerTiming
+from headrace.client_results import Classified, Label, Outcome, ServerTiming, Text
 from headrace.many_inputs import timing_line
+from shared.errors import StartupError
 
 TIMING = ServerTiming(admit_ms=0.01, prepare_ms=4.25, run_ms=28.04, batch_rows=2)
 WANTED = Wanted(address="127.0.0.1:1", model="", top_k=2, timeout_s=1.0)
@@ -85,7 +86,7 @@ def test_json_lines_come_in_the_given_order(
     assert run([Path("a.jpg"), Path("bad.jpg"), Path("c.jpg")], WANTED, as_json=True) == 1
     output = capsys.readouterr()
     rows = [json.loads(line) for line in output.out.splitlines()]
-    assert output.err == "headrace: 1 of 3 images could not be classified\n"
+    assert output.err == "headrace: 1 of 3 inputs could not be classified\n"
     assert [row["file"] for row in rows] == ["a.jpg", "bad.jpg", "c.jpg"]
     assert rows[0]["labels"][0] == {"index": 1, "name": "a", "score": 0.9}
     assert rows[0]["server_timing"]["run_ms"] == 28.04
@@ -136,3 +137,39 @@ def test_no_file_name_costs_the_others_their_answers(capsys: pytest.CaptureFixtu
 
 def test_a_timing_without_any_stage() -> None:
     assert timing_line(ServerTiming()) == "no stage times"
+
+
+def test_texts_are_classified_beside_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    class Recorder(FakeClient):
+        def classify(self, image: object, *, top_k: int, model: str) -> Classified:
+            asked.append(image)
+            return _answer("kind")
+
+    monkeypatch.setattr(many_inputs, "Client", Recorder)
+    assert run(inputs_of([Path("a.jpg")], ["You are [bold]kind[/bold]."]), WANTED, as_json=True) == 0
+    assert asked == [Path("a.jpg"), Text("You are [bold]kind[/bold].")]
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0]["file"] == "a.jpg"
+    assert rows[1]["text"] == "You are [bold]kind[/bold]."
+    assert run(inputs_of(None, ["one [x]", "two"]), WANTED, as_json=False) == 0
+    assert re.search(r"one \[x\] +90\.0 % +kind", capsys.readouterr().out)
+
+
+def test_no_class_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Nothing(FakeClient):
+        def classify(self, image: object, *, top_k: int, model: str) -> Classified:
+            return Classified(labels=(), model="m", version="v", request_id="r", server_timing=TIMING)
+
+    monkeypatch.setattr(many_inputs, "Client", Nothing)
+    for texts in (["one"], ["one", "two"]):
+        assert run(inputs_of(None, texts), WANTED, as_json=False) == 0
+        assert "one" in capsys.readouterr().out
+
+
+def test_what_can_not_be_classified_is_told_before_a_call() -> None:
+    with pytest.raises(StartupError, match="name image files, or use --text"):
+        inputs_of([], None)
+    with pytest.raises(StartupError, match="--text is not UTF-8"):
+        inputs_of(None, ["a\udcffb"])
