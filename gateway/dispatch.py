@@ -67,6 +67,8 @@ class Dispatcher(WorkerEvents):
         """Called after slots of a request that had left came out of quarantine, or when more may be held."""
         self.on_batch: Callable[[ServedModel, Batch, BatchDone, int], None] = lambda *_: None
         """Told of every finished batch: model, batch, answer, rows computed for nobody."""
+        self.on_lost: Callable[[list[Running]], None] = lambda _: None
+        """Told of the batches that a worker ran when it was lost: it died, or hung and was ended."""
         self.lost_workers = 0
         self.drops = Drops()
         """What is dropped here; the composition puts the one of the metrics here."""
@@ -176,7 +178,8 @@ class Dispatcher(WorkerEvents):
     def worker_lost(self, worker: Worker) -> None:
         """What it held goes to another one; what waits stays, for a worker that comes back in time if need be."""
         self.lost_workers += 1
-        suspects = {item.item for each in self.running.lost(worker) for item in each.batch.items}
+        self.on_lost(lost := self.running.lost(worker))  # before any of it is marked for its second try
+        suspects = {item.item for each in lost for item in each.batch.items}
         self._models.count_workers(self._workers.with_model)
         for entry in self._inflight.lost(worker.holder):
             self._retry(entry.job, suspect=entry.job.queued.item in suspects)
@@ -226,7 +229,7 @@ class Dispatcher(WorkerEvents):
         batch = self._batcher.next_batch(
             now,
             worker_idle=not self.outstanding(worker),
-            expected_rows=self._expected_rows,
+            expected_rows=lambda model: self._models[model].preparing_rows,
             start_s=self.running.starts_s(worker, now),
             models=models,
         )
@@ -256,9 +259,6 @@ class Dispatcher(WorkerEvents):
             self._inflight.add(work.queued.item, work, worker.holder, work.lease.inputs + work.lease.outputs, now)
         return True
 
-    def _expected_rows(self, model: int) -> int:
-        return self._models[model].preparing_rows
-
     def _arm(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -266,8 +266,7 @@ class Dispatcher(WorkerEvents):
         due = self._batcher.due(now)
         if due is None:
             return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._choice.sleep_s(now, due), self.kick)
+        self._timer = asyncio.get_running_loop().call_later(self._choice.sleep_s(now, due), self.kick)
 
     def _answer(self, answer: ItemAnswer, done: BatchDone, batch: Batch) -> int:
         """Settle one item; returns its rows when nobody waits for them any more."""

@@ -7,8 +7,8 @@ A canary is held against the current version, answer by answer (`gateway.sequent
 - batches take more than `guard.slow_factor` times what the current version needs for as many rows,
 - copies, of a shadow, are answered otherwise than by the current version.
 
-Apart from these, `MOST_ENDED` inputs that ended their worker twice condemn it: each of them costs seconds in which
-nobody is answered, and twenty would be minutes.
+Apart from these, `MOST_LOST` batches with which a worker died or hung condemn it, or `MOST_ENDED` inputs that ended one
+twice: each of them costs seconds in which nobody is answered, and twenty would be minutes.
 
 `guard.false_alarm` is the chance that a canary that is as good is *ever* rolled back, over all measures, all gateways
 (each judges what it sees) and all looks. It is divided among them, one half for the canary's evidence and one half for
@@ -32,6 +32,9 @@ DISAGREEMENT_FLOOR = 0.1
 MOST_ENDED = 3
 """Inputs that ended a worker of the canary twice, more than of the current version: whatever the number of answers.
 A death that is not the input's fault is met by a second try, so one may be bad luck, and three are not."""
+MOST_LOST = 2
+"""Batches of the canary with which a worker died or hung, more than of the current version. A second try of the same
+inputs is no further sign; so one input that ends workers does not end a canary, and callers need not wait for it."""
 CLEARLY_BAD = 0.5
 """A share of bad answers that needs no comparison: the current version is quiet when the canary has most callers."""
 
@@ -74,7 +77,7 @@ class Pair(NamedTuple):
 class _Version:
     """What one version did since the canary started."""
 
-    __slots__ = ("ended", "figures", "latencies", "recent")
+    __slots__ = ("ended", "figures", "latencies", "lost", "recent")
 
     def __init__(self, figures: VersionFigures) -> None:
         self.figures = figures
@@ -83,6 +86,8 @@ class _Version:
         """Answers in the present stretch."""
         self.ended = 0
         """Inputs in it that ended a worker twice."""
+        self.lost = 0
+        """Batches in it with which a worker died or hung, without second tries."""
 
 
 class Guard:
@@ -137,6 +142,12 @@ class Guard:
         if side is not None:
             side.ended += inputs
 
+    def lost_worker(self, version: str) -> None:
+        """A worker died, or was ended since it hung, while it ran a batch of it for the first time."""
+        side = self._side(version)
+        if side is not None:
+            side.lost += 1
+
     def ran(self, version: str, run_s: float, expected_s: float) -> None:
         """A batch came back. `expected_s`: what the *current* version's cost model predicts for as many rows.
 
@@ -165,7 +176,7 @@ class Guard:
         """
         self._stretch += 1
         for side in (self._canary, self._current):
-            side.recent = side.ended = 0
+            side.recent = side.ended = side.lost = 0
         for measure in (*self._measures.values(), self._disagreed):
             measure.restart()
 
@@ -179,6 +190,8 @@ class Guard:
         settings = self._settings
         if not settings.enabled:
             return None
+        if self._canary.lost - self._current.lost >= MOST_LOST:
+            return self._told_lost()
         if self._canary.ended - self._current.ended >= MOST_ENDED:
             return self._told_ended()
         if self._canary.recent < settings.min_samples:
@@ -212,6 +225,18 @@ class Guard:
         if version == self._pair.canary:
             return self._canary
         return self._current if version == self._pair.current else None
+
+    def _told_lost(self) -> Verdict:
+        canary, current = self._canary, self._current
+        figures: dict[str, float | str] = {
+            "measure": "lost workers",
+            "canary_batches": canary.lost,
+            "canary_total": canary.recent,
+            "current_batches": current.lost,
+            "current_total": current.recent,
+        }
+        than = f"with {current.lost} of the current version's"
+        return Verdict(f"a worker died or hung with {canary.lost} of its batches, {than}", figures)
 
     def _told_ended(self) -> Verdict:
         canary, current = self._canary, self._current

@@ -1,7 +1,7 @@
 """Keeps a guard for each canary, tells it what happens, and orders the rollback that it asks for. On the event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from gateway.batcher import Batch, QueueKey
@@ -10,8 +10,10 @@ from gateway.guard import Guard, Pair, Verdict
 from gateway.metrics import MeasuredRequest
 from gateway.orders import GUARD, Order, RollBack
 from gateway.request import PROOF_PRIORITY, SHADOW_PRIORITY, StageTimes
+from gateway.running import Busy
 from gateway.served import ServedModel
 from gateway.split import Split
+from shared.clock import now_s
 from shared.errors import Code, HeadraceError
 from shared.logs import get_logger
 from shared.messages import BatchDone
@@ -22,6 +24,9 @@ log = get_logger()
 
 AGAIN_S = 5.0
 """After an order that failed, the canary's next bad answer after so long orders it again."""
+
+TROUBLE_LIMIT_S = 60.0
+"""How long after a lost worker another version's late answers are put down to that: a worker is back sooner."""
 
 GiveOrder: TypeAlias = Callable[[str, Order, str], Awaitable[Traffic]]
 Predict: TypeAlias = Callable[[QueueKey, int], float]
@@ -34,6 +39,17 @@ class _Watched(NamedTuple):
     guard: Guard
 
 
+class _Trouble:
+    """What one version's batch has done to the other version's callers: its worker was lost, and has to come back."""
+
+    __slots__ = ("culprit", "over_s")
+
+    def __init__(self, culprit: ServedModel, over_s: float) -> None:
+        self.culprit = culprit
+        self.over_s = over_s
+        """Who came before (monotonic) may be late for that reason; at the latest, until a batch has come back."""
+
+
 class Judge:
     """By model's name; models without a canary cost one look-up a request."""
 
@@ -43,15 +59,19 @@ class Judge:
         self._gateways = gateways
         self._predict = predict
         self._watched: dict[str, _Watched] = {}
+        self._trouble: dict[str, _Trouble] = {}
         self._ended: dict[str, list[VersionFigures]] = {}
         """Figures of each model's last canary."""
         self._ordered: dict[str, asyncio.Task[None]] = {}
+        self.busy: Callable[[], Iterable[Busy | None]] = tuple
+        """What each worker does at the moment; set by the composition."""
         self.order: GiveOrder
         """Set by the composition."""
 
     def pointed(self, name: str, split: Split[ServedModel] | None) -> None:
         """A model's traffic has changed; None: it is served no more."""
         before = self._watched.get(name)
+        self._trouble.pop(name, None)
         canary = split.canary if split is not None else None
         if split is None or canary is None:
             if before is not None:
@@ -95,7 +115,7 @@ class Judge:
     ) -> None:
         """A request, or a copy of one, was answered by a version or failed."""
         watched = self._watched.get(model.name)
-        if watched is None:
+        if watched is None or (outcome is Code.DEADLINE_EXCEEDED and self._is_held_up(watched, model, seconds)):
             return
         guard, version = watched.guard, model.version
         guard.observed(version, outcome, seconds, admitted=admitted, nonfinite_rows=times.nonfinite_rows)
@@ -105,7 +125,9 @@ class Judge:
 
     def ran(self, model: ServedModel, batch: Batch, done: BatchDone) -> None:
         """A batch has come back. Proofs do not count: they run at other times than callers' batches."""
-        watched = self._watched.get(model.name)
+        watched, trouble = self._watched.get(model.name), self._trouble.get(model.name)
+        if trouble is not None and trouble.culprit is not model:
+            trouble.over_s = min(trouble.over_s, now_s())
         priority = batch.items[0].priority
         if watched is None or not done.rows_run or priority == PROOF_PRIORITY:
             return
@@ -114,6 +136,19 @@ class Judge:
         expected_s = self._predict(QueueKey(watched.split.current.number, batch.key.bucket), batch.cost_rows)
         watched.guard.ran(model.version, done.copy_s + done.run_s, expected_s)
         self._conclude(model.name, watched)
+
+    def lost_worker(self, model: ServedModel, batch: Batch) -> None:
+        """A worker was lost while it ran this batch. That costs everybody, so it counts whoever asked.
+
+        A second try, which is alone, is no further sign.
+        """
+        watched = self._watched.get(model.name)
+        if watched is None:
+            return
+        self._trouble[model.name] = _Trouble(model, now_s() + TROUBLE_LIMIT_S)
+        if not batch.items[0].alone:
+            watched.guard.lost_worker(model.version)
+            self._conclude(model.name, watched)
 
     def compared(self, shadow: ServedModel, *, agrees: bool) -> None:
         """A shadow's answer was held against the current version's; nothing happens for one that was ended since."""
@@ -133,6 +168,23 @@ class Judge:
         current = watched.split.current
         if current.state.phase == "ready" or current.waits_for_load:
             self._end(model.name, watched, Verdict(f"can't be loaded: {model.state.reason}", {"measure": "load"}))
+
+    def _is_held_up(self, watched: _Watched, model: ServedModel, seconds: float) -> bool:
+        """Whether a version's late answer, `seconds` after it was asked for, is the other one's doing.
+
+        The other one's batch had its worker lost meanwhile, or runs for so long now that the worker may be ended soon.
+        """
+        split, now, trouble = watched.split, now_s(), self._trouble.get(model.name)
+        if trouble is not None and trouble.culprit is not model and now - seconds <= trouble.over_s:
+            return True
+        others = {each.number: each.max_rows for each in (split.current, split.canary) if each and each is not model}
+        for busy in self.busy():
+            if busy is None or busy.key is None or busy.key.model not in others:
+                continue
+            full_s = self._predict(QueueKey(split.current.number, busy.key.bucket), others[busy.key.model])
+            if full_s and now - busy.since_s > self._settings.slow_factor * full_s:
+                return True
+        return False
 
     def _conclude(self, name: str, watched: _Watched) -> None:
         verdict = watched.guard.verdict() if name not in self._ordered else None

@@ -19,6 +19,7 @@ from gateway.readiness import Readiness
 from gateway.request import Request
 from gateway.reuse import Reuse
 from gateway.routing import Routing
+from gateway.running import Running
 from gateway.served import ServedModel
 from gateway.shadows import Shadows
 from gateway.versions import Versions
@@ -83,7 +84,8 @@ class Lives:
         knit.readiness.greeted = self.demand.again
         knit.flow.load, parked.wanted, generation.lobby.wanted = self._load, self.demand.load, self.demand.load
         self.versions.withdrawn = generation.withdraw
-        knit.dispatch.on_batch = self._batch_came
+        knit.dispatch.on_batch, knit.dispatch.on_lost = self._batch_came, self._worker_lost
+        self.judge.busy = lambda: map(knit.dispatch.running.busy, knit.workers.workers())
         self.watch: Watch
 
     def begin(self, orders: Orders, *, leads: bool) -> None:
@@ -108,6 +110,15 @@ class Lives:
     def _batch_came(self, model: ServedModel, batch: Batch, done: BatchDone, nobody: int) -> None:
         self._metrics.batch(model, batch, done, nobody)
         self.judge.ran(model, batch, done)
+
+    def _worker_lost(self, lost: list[Running]) -> None:
+        for each in lost:
+            model = self._routing.get(each.batch.key.model)
+            if model is not None:
+                try:
+                    self.judge.lost_worker(model, each.batch)
+                except Exception:  # a bug here must not keep the worker's items from their second try
+                    log.exception("a lost worker could not be judged")
 
     def _answered(self, model: ServedModel, request: Request, results: Results) -> None:
         """Before an answer leaves: the request's copy for a shadow."""

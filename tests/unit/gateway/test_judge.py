@@ -11,6 +11,7 @@ from gateway.judge import Judge
 from gateway.metrics import Metrics
 from gateway.orders import Order, RollBack
 from gateway.request import DEFAULT_PRIORITY, PROOF_PRIORITY, SHADOW_PRIORITY, Request, StageTimes
+from gateway.running import Busy
 from gateway.served import ServedModel, Terms
 from gateway.split import Split
 from shared.clock import now_s
@@ -230,6 +231,76 @@ async def test_a_canary_that_ends_its_workers_is_rolled_back_at_the_third_input(
     assert isinstance(order, RollBack)
     assert order.reason == ("ended its worker twice with each of 3 inputs, the current version did so with 0 of 30")
     assert order.figures["measure"] == "ended workers"
+
+
+def batch_of(model: ServedModel, *, alone: bool = False, priority: int = DEFAULT_PRIORITY) -> Batch:
+    key = QueueKey(model.number, ())
+    item = QueuedItem(1, key, 1, 1.0, 0.0, priority=priority)
+    item.alone = alone
+    return Batch(key, [item], 1, 1)
+
+
+async def test_a_canary_with_which_two_workers_more_are_lost_is_rolled_back_whoever_asked() -> None:
+    court = Court()
+    court.point(5.0)
+    court.judge.lost_worker(version(9, "other"), batch_of(court.new))
+    for model, alone, given in (
+        (court.new, False, 0),
+        (court.new, True, 0),  # a second try
+        (court.old, False, 0),
+        (court.new, False, 0),  # two, and one of the current version's
+        (court.new, False, 1),
+    ):
+        court.judge.lost_worker(model, batch_of(model, alone=alone, priority=PROOF_PRIORITY))
+        await asyncio.sleep(0)
+        assert len(court.orders.given) == given
+    ((_, order, _),) = court.orders.given
+    assert isinstance(order, RollBack)
+    assert order.reason == "a worker died or hung with 3 of its batches, with 1 of the current version's"
+
+
+async def test_who_is_late_for_a_worker_that_the_other_version_has_lost_is_not_held_against_a_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    court, now = Court(), 100.0
+    monkeypatch.setattr(module, "now_s", lambda: now)
+    court.point()
+
+    def late(model: ServedModel, seconds: float = 1.0, code: Code = Code.DEADLINE_EXCEEDED) -> int:
+        before = court.requests()[model.version]
+        court.judge.saw(model, code, seconds, StageTimes())
+        return court.requests()[model.version] - before
+
+    assert late(court.old) == 1
+    court.judge.lost_worker(court.new, batch_of(court.new))
+    assert (late(court.old), late(court.new)) == (0, 1)
+    assert late(court.old, code=Code.INTERNAL) == 1, "it raised: no worker does that"
+    now = 103.0
+    ran(court, court.new, DEFAULT_PRIORITY)
+    assert late(court.old) == 0, "the other one is not back yet"
+    ran(court, court.old, PROOF_PRIORITY)
+    now = 104.0
+    assert (late(court.old, 1.5), late(court.old, 0.5)) == (0, 1), "who came before it was back; who came later"
+    court.judge.lost_worker(court.old, batch_of(court.old))
+    assert (late(court.old), late(court.new)) == (1, 0)
+    now = 104.0 + module.TROUBLE_LIMIT_S + 2.0
+    assert late(court.new) == 1, "that is no reason for ever"
+
+
+async def test_who_is_late_while_a_batch_of_the_other_version_hangs_is_not_held_against_a_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    court, now = Court(slow_factor=2.0), 100.0
+    monkeypatch.setattr(module, "now_s", lambda: now)
+    court.point()
+    full_s = 0.001 * court.new.max_rows
+    hangs = Busy(QueueKey(court.new.number, ()), 100.0)
+    court.judge.busy = lambda: [None, Busy(None, 0.0), Busy(QueueKey(7, ()), 0.0), hangs]
+    for run_s, counted in ((1.9 * full_s, [1, 1]), (2.1 * full_s, [1, 2])):
+        now = 100.0 + run_s
+        for model in (court.old, court.new):
+            court.judge.saw(model, Code.DEADLINE_EXCEEDED, 0.5, StageTimes())
+        assert list(court.requests().values()) == counted
 
 
 async def test_a_model_without_a_canary_and_a_version_that_is_not_compared_change_nothing() -> None:

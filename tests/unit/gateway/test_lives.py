@@ -9,9 +9,9 @@ import pytest
 
 from gateway.orders import DropStandby, RollBack, StartCanary, Switch
 from gateway.readiness import NOT_FINITE
-from gateway.request import Answer
+from gateway.request import Answer, Request
 from gateway.split import point
-from shared.errors import HeadraceError, LostTwice
+from shared.errors import DeadlineExceeded, HeadraceError, LostTwice
 from shared.messages import BatchDone, RunBatch
 from shared.traffic import Canary
 from tests.support.gateway_parts import done
@@ -185,31 +185,105 @@ async def test_a_batch_that_comes_back_after_its_callers_and_its_version_have_go
 
 
 @pytest.mark.parametrize("partial", [False, True])
-async def test_a_canary_that_ends_its_worker_is_rolled_back_after_three_inputs(root: Path, partial: bool) -> None:
+async def test_inputs_of_one_batch_that_end_their_worker_twice_each_roll_a_canary_back_at_the_third(
+    root: Path, partial: bool
+) -> None:
     """With partial results the failures come as results: the requests themselves are answered."""
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        w.router.ends = lambda batch: any(bytes(item.tensors[0].data)[:3] == b"bad" for item in batch.items)
+        asked = w.request(b"bad0", routing_key=keys_of(new, 1)[0], partial_results=partial)
+        for word in (b"bad1", b"bad2", b"fine"):
+            asked.inputs.append(w.request(word).inputs[0])
+        caller = asyncio.create_task(w.flow.answer(asked))
+        for _ in range(4):
+            assert w.routing.split(NAME).canary is not None, "not before"  # type: ignore[union-attr]  # it is served
+            await w.until("the worker to be gone", lambda: caller.done() or not list(w.workers.workers()))
+            if caller.done():
+                break
+            w.greet()
+        (ended,) = await asyncio.gather(caller, return_exceptions=True)
+        assert isinstance(ended.results[0] if isinstance(ended, Answer) else ended, LostTwice)
+        if partial:
+            await rolled_back(w, old)
+            assert w.on_disk().history[-1]["figures"]["measure"] == "ended workers"
+
+
+def keys_of(canary: str, number: int) -> list[str]:
+    """Of so many callers in its share."""
+    return [key for key in map(str, range(1000)) if point(NAME, canary, key) < SHARE / 100][:number]
+
+
+async def rolled_back(w: World, old: str) -> None:
+    """By the guard, and written."""
+    await w.until("the rollback", lambda: not w.lives.judge._ordered and w.control.traffic(NAME).canary is None)
+    w.versions.tidy()
+    assert w.roles() == {old: "current"}
+    assert w.on_disk().history[-1]["by"] == "guard"
+
+
+async def test_a_canary_whose_inputs_end_workers_is_rolled_back_at_the_second_one(root: Path) -> None:
     old, new = add(root, b"old"), add(root, b"new")
     async with world(root) as w:
         await w.order(StartCanary(Canary(version=new, percent=SHARE)))
         canary = w.model(new)
         w.router.ends = lambda batch: any(bytes(item.tensors[0].data)[:3] == b"bad" for item in batch.items)
-        keys = [key for key in map(str, range(100)) if point(NAME, new, key) < SHARE / 100]
-        for number, key in enumerate(keys[:3]):
-            assert w.roles()[new] == "canary", f"not after {number}"
-            asked = w.request(b"bad%d" % number, routing_key=key, partial_results=partial)
-            asked.inputs.append(w.request(b"fine").inputs[0])
-            caller = asyncio.create_task(w.flow.answer(asked))
+        for number, key in enumerate(keys_of(new, 2)):
+            assert w.roles()[new] == "canary", "one input is not enough, though it ended two workers"
+            caller = asyncio.create_task(w.answer(b"bad%d" % number, routing_key=key))
             for _ in range(2):
                 await w.until("the worker to be gone", lambda: not list(w.workers.workers()))
                 w.greet()
             (ended,) = await asyncio.gather(caller, return_exceptions=True)
-            assert isinstance(ended.results[0] if isinstance(ended, Answer) else ended, LostTwice)
+            assert isinstance(ended, LostTwice)
             await w.until("the canary", lambda: canary.state.phase in {"ready", "unloaded"})
-        await w.until("the rollback", lambda: not w.lives.judge._ordered)
-        w.versions.tidy()
-        assert w.roles() == {old: "current"}
+        await rolled_back(w, old)
         entry = w.on_disk().history[-1]
-        assert (entry["by"], entry["figures"]["measure"]) == ("guard", "ended workers")
-        assert w.control.figures(NAME)[1].requests < 20
+        assert (entry["figures"]["measure"], entry["figures"]["canary_batches"]) == ("lost workers", 2)
+        assert entry["reason"] == "a worker died or hung with 2 of its batches, with 0 of the current version's"
+
+
+async def test_a_canary_that_hangs_is_rolled_back_at_the_second_time_and_the_late_answers_are_not_the_other_ones(
+    root: Path,
+) -> None:
+    """Its callers' deadlines are shorter than it takes to find that it hangs."""
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        canary, key = w.model(new), keys_of(new, 1)[0]
+        others = [each for each in map(str, range(100)) if point(NAME, new, each) >= SHARE / 100]
+        for hang in range(2):
+            assert w.roles()[new] == "canary", "not at the first time"
+            w.router.holds_batches = True
+            late = [asyncio.create_task(w.flow.answer(short(w, key)))]
+            await w.until("its batch", lambda: w.router.held_batches)
+            assert w.router.held_batches[0][1].model == canary.number
+            late += [asyncio.create_task(w.flow.answer(short(w, each))) for each in others[hang * 20 :][:20]]
+            outcomes = await asyncio.gather(*late, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {DeadlineExceeded}
+            w.router.holds_batches, w.router.held_batches = False, []
+            waits = asyncio.create_task(w.flow.answer(short(w, others[0])))  # while no worker is there
+            await asyncio.sleep(0)
+            w.workers.on_lost(next(iter(w.workers.workers())).identity)  # it is killed at worker.hang_limit_ms
+            assert isinstance((await asyncio.gather(waits, return_exceptions=True))[0], DeadlineExceeded)
+            w.greet()
+            await w.until(
+                "them to be back", lambda: w.current().state.phase == "ready" and canary.state.phase != "loading"
+            )
+            await w.answer(routing_key=others[0])
+        await rolled_back(w, old)
+        assert w.on_disk().history[-1]["figures"]["measure"] == "lost workers"
+        figures = {each.version: each for each in w.control.figures(NAME)}
+        assert (figures[old].requests, figures[old].errors) == (1, 0)
+        assert figures[new].errors == 2
+
+
+def short(w: World, key: str) -> Request:
+    """One with hardly any time."""
+    asked = w.request(routing_key=key)
+    asked.deadline_s = asked.arrived_s + 0.05
+    return asked
 
 
 async def test_a_bug_in_judging_fails_no_request_that_is_answered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
