@@ -96,9 +96,7 @@ class ObjectDetection(Pipeline[ObjectDetectionOptions]):
         return self._spec
 
     def parse_options(self, given: dict[str, Any]) -> ObjectDetectionOptions:
-        """A single class may be a plain text. Raises InvalidOption, also for a class that the model does not have."""
-        if isinstance(given.get("classes"), str):
-            given = {**given, "classes": [given["classes"]]}
+        """Raises InvalidOption, also for a class that the model does not have."""
         options = super().parse_options(given)
         most = self.config.max_detections
         if options.max_detections is not None and options.max_detections > most:

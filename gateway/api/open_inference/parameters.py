@@ -1,7 +1,8 @@
 """Parameters of a request: the protocol's reserved ones, the pipeline's options by name; others are ignored."""
 
 import functools
-from typing import Any, get_origin
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -65,21 +66,51 @@ def reuse(parameters: Parameters) -> bool:
     return may_reuse(str(parameters.get("cache", "")))
 
 
+_LISTS = (msgspec.inspect.ListType, msgspec.inspect.VarTupleType, msgspec.inspect.TupleType)
+_NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+_TEXTS = (msgspec.inspect.StrType, msgspec.inspect.BytesType)
+
+
 @functools.lru_cache(maxsize=256)
-def _lists(options: type[Options]) -> dict[str, bool]:
-    """The options' names, and whether they take several values."""
-    return {field.name: get_origin(field.type) in {tuple, list} for field in msgspec.structs.fields(options)}
+def _readers(options: type[Options]) -> dict[str, Callable[[Parameter], Any]]:
+    """By the options' names: what makes of a parameter what the option takes."""
+    return {
+        field.encode_name: _reader(msgspec.inspect.type_info(field.type)) for field in msgspec.structs.fields(options)
+    }
+
+
+def _reader(kind: msgspec.inspect.Type) -> Callable[[Parameter], Any]:
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    if any(isinstance(one, _LISTS) for one in kinds):
+        return _several
+    numbers = any(isinstance(one, _NUMBERS) for one in kinds) and not any(isinstance(one, _TEXTS) for one in kinds)
+    return _number if numbers else _itself
 
 
 def options(parameters: Parameters, options_type: type[Options]) -> dict[str, Any]:
     """The parameters that are options of the model's pipeline; it checks their values itself.
 
     The protocol's parameters are single values: where an option takes several, one of them, or a JSON list of them.
+    A number may come as text: tritonclient's gRPC form sends no fractions.
     """
     if not parameters:
         return {}
-    known = _lists(options_type)
-    return {name: _several(value) if known[name] else value for name, value in parameters.items() if name in known}
+    known = _readers(options_type)
+    return {name: known[name](value) for name, value in parameters.items() if name in known}
+
+
+def _itself(value: Parameter) -> Parameter:
+    return value
+
+
+def _number(value: Parameter) -> Parameter:
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value  # a text that is none, too: the pipeline refuses it
 
 
 def _several(value: Parameter) -> list[Any]:

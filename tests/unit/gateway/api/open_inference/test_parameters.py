@@ -1,5 +1,7 @@
 """Reserved parameters have types and ranges; options go to the pipeline; everything else is ignored."""
 
+import math
+
 import pytest
 
 from gateway.api.open_inference import parameters
@@ -7,6 +9,7 @@ from gateway.api.open_inference.model import InferRequest, Parameter
 from shared.errors import InvalidInput
 from shared.generation import GenerationOptions
 from shared.pipelines.image_classification import ImageClassificationOptions
+from shared.pipelines.object_detection import ObjectDetectionOptions
 
 
 def request(**given: Parameter) -> InferRequest:
@@ -53,6 +56,16 @@ def test_options_are_taken_by_name() -> None:
     options = ImageClassificationOptions
     assert parameters.options({"top_k": 3, "timeout": 5, "other": "x"}, options) == {"top_k": 3}
     assert parameters.options({}, options) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [("0.5", 0.5), ("1", 1), (0.5, 0.5), ("half", "half"), ("", ""), (True, True), ("1e999", math.inf)],
+)
+def test_an_option_that_is_a_number_may_come_as_text(given: Parameter, parsed: Parameter) -> None:
+    assert parameters.options({"score_threshold": given}, ObjectDetectionOptions) == {"score_threshold": parsed}
+    assert parameters.options({"classes": "7"}, ObjectDetectionOptions) == {"classes": ["7"]}  # a name stays one
+    assert parameters.options({"classes": '["7", "b"]'}, ObjectDetectionOptions) == {"classes": ["7", "b"]}
 
 
 def test_whole_numbers_of_a_tensor() -> None:
