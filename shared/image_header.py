@@ -8,15 +8,12 @@ bounds, never loops on a length of zero, and gives up after a fixed number of st
 import re
 import struct
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
 from shared.errors import InvalidInput
 from shared.image_frames import png_chunks
 from shared.tiff_tags import read_tags
-
-Format = Literal["JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"]
 
 _MAX_STEPS = 4096
 """Segments, chunks or blocks looked at; real files have the facts in the first dozen."""
@@ -25,7 +22,8 @@ _MAX_STEPS = 4096
 class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an encoded image. Sizes are as stored, before `orientation` is applied."""
 
-    format: Format
+    format: str
+    """`JPEG`, `PNG`, `WebP`, `GIF`, `BMP`, `TIFF`; of the rare ones, as Pillow calls them."""
     width: int
     height: int
     orientation: int = 1
@@ -40,10 +38,18 @@ class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
     """PNG: the grey value that stands for transparent, in units of `depth`."""
     animated: bool = False
     """PNG and GIF: more frames may follow, which the decoder must not see."""
+    rare: bool = False
+    """For Pillow (`shared.image_rare`): OpenCV does not read it, or not rightly."""
+
+
+def is_usual(data: bytes | memoryview) -> bool:
+    """Whether it begins like a file of a format that `read_header` knows."""
+    start = bytes(memoryview(data)[:16])
+    return any(matches(start) for matches, _ in _READERS)
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
-    """Read the header of an encoded image. Raises InvalidInput when it is empty, of no known format or broken."""
+    """Read the header of an encoded image. Raises InvalidInput when it is empty, of no usual format or broken."""
     if not len(data):
         raise InvalidInput("the image is empty (0 bytes)")
     view = memoryview(data)
@@ -107,11 +113,17 @@ def _orientation(exif: memoryview) -> int:
 
 # ------------------------------------------------------------------ PNG
 
+_PNG_TEXTS = (b"iTXt", b"tEXt", b"zTXt")
+_TURNS = re.compile(rb"\A(XML:com\.adobe\.xmp\0.*tiff:Orientation|Raw profile type exif\0)", re.DOTALL)
+"""Texts in which some programs write which way up the picture is."""
+
 
 def _read_png(view: memoryview) -> ImageHeader:
     if bytes(view[12:16]) != b"IHDR":
         raise ValueError("IHDR must come first")
-    width, height, depth, colour = struct.unpack_from(">IIBB", view, 16)
+    width, height, depth, colour, compression, filters = struct.unpack_from(">IIBBBB", view, 16)
+    if compression or filters:
+        raise ValueError("there is one way to compress and one to filter, number 0")
     # Colour types: 0 grey, 2 RGB, 3 palette, 4 grey + alpha, 6 RGB + alpha.
     facts: dict[str, int | bool] = {"alpha": colour in (4, 6)}
     for step, (kind, start, end) in enumerate(png_chunks(view)):
@@ -124,6 +136,8 @@ def _read_png(view: memoryview) -> ImageHeader:
             facts["animated"] = True
         elif kind == b"eXIf":
             facts["orientation"] = _orientation(body)
+        elif kind in _PNG_TEXTS and _TURNS.search(body):
+            facts["rare"] = True
         if step >= _MAX_STEPS:
             break
     return msgspec.convert({"format": "PNG", "width": width, "height": height, "depth": depth} | facts, ImageHeader)
@@ -178,39 +192,51 @@ def _read_gif(view: memoryview) -> ImageHeader:
 
 _USUAL_MASKS = (0xFF0000, 0xFF00, 0xFF)
 _ALPHA_MASK = 0xFF000000
+_BMP_SIZES = (40, 52, 56, 64, 108, 124)
+"""Bytes of the headers that there are, but for the oldest."""
 
 
 def _read_bmp(view: memoryview) -> ImageHeader:
     (size,) = struct.unpack_from("<I", view, 14)
     if size == 12:
         width, height = struct.unpack_from("<HH", view, 18)
-        return ImageHeader(format="BMP", width=width, height=height)
+        return ImageHeader(format="BMP", width=width, height=height, rare=True)
+    if size not in _BMP_SIZES:
+        raise ValueError("no BMP header has this size")
     width, height, _, bits, compression = struct.unpack_from("<iiHHI", view, 18)
-    alpha = False
+    alpha, rare = False, bits not in (24, 32)  # OpenCV cuts 5 bits a colour, and takes palettes from wrong places
     if bits == 32 and compression in (3, 6):  # the masks say where each colour's bits are
         red, green, blue = struct.unpack_from("<III", view, 54)
         (alpha_mask,) = struct.unpack_from("<I", view, 66) if size >= 56 or compression == 6 else (0,)
         if (red, green, blue) != _USUAL_MASKS or alpha_mask not in (0, _ALPHA_MASK):
-            raise InvalidInput("the BMP image has an unusual order of colours, which is not supported")
+            rare = True
         alpha = alpha_mask != 0
     # A height below zero: lines from the top.
-    return ImageHeader(format="BMP", width=width, height=abs(height), alpha=alpha)
+    return ImageHeader(format="BMP", width=width, height=abs(height), alpha=alpha, rare=rare)
+
+
+_TIFF_COLOURS = (0, 1, 2, 3, 6)
+"""Grey either way, RGB, palette, YCbCr."""
+_TIFF_COMPRESSIONS = (1, 5, 8, 32773, 32946)
+"""None, LZW, Deflate (both numbers), PackBits."""
 
 
 def _read_tiff(view: memoryview) -> ImageHeader:
-    tags = read_tags(view, {256, 257, 258, 262, 277, 284, 338})
+    tags = read_tags(view, {256, 257, 258, 259, 262, 277, 284, 338})
     depth = max(tags.get(258, (1,)))
     is_rgb = tags.get(262, (1,))[0] == 2
     alpha = is_rgb and tags.get(277, (1,))[0] > 3
-    if alpha and depth > 8 and tags.get(284, (1,))[0] == 2:
-        # OpenCV 5.0 leaves memory unwritten here: pixels of an earlier image would shine through.
-        raise InvalidInput("the TIFF image has separate planes of 16 bits with alpha, which is not supported")
+    # OpenCV 5.0 leaves memory of planes of 16 bits with alpha unwritten: an earlier image would shine through.
+    rare = alpha and depth > 8 and tags.get(284, (1,))[0] == 2
+    rare |= tags.get(262, (1,))[0] not in _TIFF_COLOURS or tags.get(259, (1,))[0] not in _TIFF_COMPRESSIONS
+    rare |= depth not in (8, 16)
     return ImageHeader(
         format="TIFF",
         width=tags[256][0],
         height=tags[257][0],
         # The decoder turns TIFF by itself, so there is no orientation left to apply.
         orientation=1,
+        rare=rare,
         depth=depth,
         alpha=alpha,
         # Up to 8 bits the decoder itself multiplies; above, ExtraSamples says what is in the file.

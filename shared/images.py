@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shared.errors import InvalidInput
 from shared.image_frames import first_frame_of_gif, first_frame_of_png
 from shared.image_geometry import Pixels, is_transposed, scale_crop, scale_into, upright
-from shared.image_header import ImageHeader, read_header
+from shared.image_header import ImageHeader, is_usual, read_header
 from shared.letterbox import Letterbox, fit
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -99,7 +99,11 @@ def _shrunk(data: bytes | memoryview, header: ImageHeader, by: int, background: 
 
 
 def _checked_header(data: bytes | memoryview) -> ImageHeader:
-    header = read_header(data)
+    header = read_header(data) if not len(data) or is_usual(data) else None
+    if header is None or header.rare:
+        from shared import image_rare  # noqa: PLC0415 - Pillow: most processes never need it
+
+        header = image_rare.read_rare_header(data)
     if header.width * header.height > _Limits.max_pixels:
         raise InvalidInput(
             f"the image has {header.width} × {header.height} pixels, more than pool.max_pixels ({_Limits.max_pixels})"
@@ -112,6 +116,10 @@ def _checked_header(data: bytes | memoryview) -> ImageHeader:
 
 def _decode_stored(data: bytes | memoryview, header: ImageHeader, reduce: int, background: Colour) -> Pixels:
     """Decode as stored, orientation not applied: uint8 RGB."""
+    if header.rare:
+        from shared import image_rare  # noqa: PLC0415 - as in `_checked_header`
+
+        return image_rare.decode_rare(data, header, background)
     if header.animated:
         data = _first_frame(memoryview(data), header)
     if header.alpha:

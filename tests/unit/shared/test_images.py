@@ -323,9 +323,11 @@ def test_16_bit_tiff_with_alpha() -> None:
     assert images.decode(data, (255, 255, 255))[0, 0].tolist() == [229, 178, 153]
 
 
-def test_float_tiff_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="unsupported"):
-        images.decode(encode(RAINBOW.convert("F"), "TIFF"))
+@pytest.mark.parametrize("white", [1.0, 255.0])
+def test_grey_in_fractions_is_of_one_or_of_255(white: float) -> None:
+    grey = np.linspace(0, 1, 203, dtype=np.float32)[None].repeat(151, 0)
+    data = encode(Image.fromarray(grey * np.float32(white)), "TIFF")
+    assert difference(images.decode(data), np.rint(grey * 255)[:, :, None].repeat(3, 2).astype(np.uint8)) < 0.1
 
 
 def test_an_earlier_image_never_shines_through() -> None:
