@@ -5,19 +5,17 @@ or `ok`, so the number of series is bounded.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from prometheus_client import CollectorRegistry, Metric, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from gateway.batcher import Batch
 from gateway.drops import Drops, Point
 from gateway.pieces import Pieces
 from gateway.request import DEFAULT_PRIORITY, Request, StageTimes, is_own
-from gateway.series import Count, Counter, Histogram
+from gateway.series import Count, Counter, Histogram, Readings, Rows
 from gateway.statistics import Statistics
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError
@@ -25,6 +23,8 @@ from shared.messages import BatchDone
 
 if TYPE_CHECKING:
     from gateway.served import ServedModel, Terms
+
+__all__ = ["DROPPED", "FOR_NOBODY", "Judged", "MeasuredRequest", "Metrics", "Rows"]
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each one has a second series, which nobody asked for
 
@@ -39,47 +39,37 @@ FOR_NOBODY = "Rows computed for a caller that had left, or whose time was over b
 
 _LEFT = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 
-Rows = Iterable[tuple[tuple[str, ...], float]]
-"""Label values and number, one for each series."""
-
-
 Judged: TypeAlias = "Callable[[MeasuredRequest, Code | None, float], None]"
 
 
-class _ReadOnly(Collector):
-    """Numbers that somebody else keeps, read when somebody looks."""
-
-    def __init__(self, family: Callable[[], GaugeMetricFamily | CounterMetricFamily], read: Callable[[], Rows]) -> None:
-        self._family = family
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        family = self._family()
-        for labels, value in self._read():
-            family.add_metric(labels, value)
-        yield family
-
-
 class _OfModel:
-    """One model's metrics with labels resolved once."""
+    """What one model has computed, with labels resolved once."""
 
-    __slots__ = ("batch_rows", "nonfinite", "outcomes", "request_s", "rescued", "rows", "stages")
+    __slots__ = ("batch_rows", "rescued", "rows")
+
+    def __init__(self, metrics: "Metrics", name: str) -> None:
+        self.batch_rows = metrics.batch_rows.labels(name)
+        self.rows = metrics.rows.labels(name)
+        self.rescued = metrics.rows_rescued.labels(name)
+
+
+class _OfRequests:
+    """What has become of one model's requests: ten times as many series, so only once there was one."""
+
+    __slots__ = ("nonfinite", "outcomes", "request_s", "stages")
 
     def __init__(self, metrics: "Metrics", name: str) -> None:
         self.outcomes = {word: metrics.requests.labels(name, word) for word in ("ok", *Code)}
         self.request_s = metrics.request_s.labels(name)
         self.stages = [metrics.stage_s.labels(name, stage) for stage in _STAGES]
-        self.batch_rows = metrics.batch_rows.labels(name)
-        self.rows = metrics.rows.labels(name)
-        self.rescued = metrics.rows_rescued.labels(name)
         self.nonfinite = metrics.rows_nonfinite.labels(name)
 
 
-class Metrics:
+class Metrics(Readings):
     """The registry and what is observed in it."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__(CollectorRegistry())
         registry = self.registry
         self.requests = Counter("headrace_requests", "Requests by outcome.", ("model", "outcome"), registry=registry)
         self.request_s = Histogram(
@@ -122,27 +112,12 @@ class Metrics:
             registry=registry,
         )
         self._models: dict[str, _OfModel] = {}
+        self._requests: dict[str, _OfRequests] = {}
         self._versions: dict[tuple[str, str], _OfVersion] = {}
         self.judged: Judged = lambda _measured, _outcome, _seconds: None
         """Told of every request that went to a version, how it ended and after how long."""
         self.statistics = Statistics()
         """The same events, as the Open Inference Protocol counts them."""
-
-    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """A value that is read when somebody looks."""
-        self.gauges(name, help_text, (), lambda: [((), read())])
-
-    def gauges(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
-        """One value for each of a bounded set of labels, read when somebody looks."""
-        self.registry.register(_ReadOnly(lambda: GaugeMetricFamily(name, help_text, labels=labels), read))
-
-    def counter(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """A count that somebody else keeps, read when somebody looks."""
-        self.counters(name, help_text, (), lambda: [((), read())])
-
-    def counters(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
-        """Counts that somebody else keeps, one for each of a bounded set of labels."""
-        self.registry.register(_ReadOnly(lambda: CounterMetricFamily(name, help_text, labels=labels), read))
 
     def request(self, request: Request) -> "MeasuredRequest":
         """Measures one request: `with metrics.request(request) as measured: measured.model = …`."""
@@ -150,6 +125,7 @@ class Metrics:
 
     def batch(self, model: "ServedModel", batch: Batch, done: BatchDone, nobody: int) -> None:
         """One batch came back."""
+        self.seen.add((model.name, model.version))
         of_model = self.of(model.name)
         of_model.batch_rows.observe(batch.rows)
         of_model.rows.inc(done.rows_run)
@@ -170,7 +146,8 @@ class Metrics:
 
     def unread(self, reason: Code) -> None:
         """A call was refused before anything was read of it, so that nobody knows its model: one request, one item."""
-        self.of("unknown").outcomes[reason].inc()
+        self.of("unknown")
+        self.requests_of("unknown").outcomes[reason].inc()
         self.drops.add("unknown", Point.ADMISSION, reason, DEFAULT_PRIORITY)
 
     def known(self, asked: str) -> str:
@@ -182,11 +159,13 @@ class Metrics:
         found = self._versions.get((name, version))
         if found is None:
             found = self._versions[name, version] = _OfVersion(self, (name, version))
+            self.seen.add((name, version))
         return found
 
     def forget(self, name: str, version: str) -> None:
         """The version is served no more: its series end, so that they don't pile up over the years."""
         self._versions.pop((name, version), None)
+        self.seen.discard((name, version))
         self.statistics.forget(name, version)
         for series in (self.version_requests, self.version_request_s):
             series.forget(name, version)
@@ -196,6 +175,13 @@ class Metrics:
         found = self._models.get(name)
         if found is None:
             found = self._models[name] = _OfModel(self, name)
+        return found
+
+    def requests_of(self, name: str) -> _OfRequests:
+        """The metrics of a served model's requests; `unknown` as above."""
+        found = self._requests.get(name)
+        if found is None:
+            found = self._requests[name] = _OfRequests(self, name)
         return found
 
 
@@ -252,9 +238,10 @@ class MeasuredRequest:
             self.model.requests -= 1
         name = self.model.name if self.model else self._metrics.known(self.request.model)
         version = self.model.version if self.model is not None else ""
-        of_model, statistics = self._metrics.of(name), self._metrics.statistics.of(name, version)
+        self._metrics.of(name)
+        requests, statistics = self._metrics.requests_of(name), self._metrics.statistics.of(name, version)
         outcome = self._outcome(error)
-        of_model.outcomes[outcome or "ok"].inc()
+        requests.outcomes[outcome or "ok"].inc()
         spent_s = now_s() - self.request.arrived_s
         if self.model is not None:
             self._metrics.of_version(name, version).count(outcome, spent_s)
@@ -263,10 +250,10 @@ class MeasuredRequest:
             statistics.failed(outcome, spent_s)
             self._dropped(name, outcome)
             return
-        of_model.request_s.observe(spent_s)
-        _observe_stages(of_model, self.request.times)
+        requests.request_s.observe(spent_s)
+        _observe_stages(requests, self.request.times)
         if self.request.times.nonfinite_rows:
-            of_model.nonfinite.inc(self.request.times.nonfinite_rows)
+            requests.nonfinite.inc(self.request.times.nonfinite_rows)
         statistics.succeeded(spent_s, self.request.times, self.rows)
 
     def _outcome(self, error: BaseException | None) -> Code | None:
@@ -290,7 +277,7 @@ class MeasuredRequest:
             drops.add(name, Point.ADMISSION, outcome, priority, len(self.request.inputs))
 
 
-def _observe_stages(of_model: _OfModel, times: StageTimes) -> None:
+def _observe_stages(requests: _OfRequests, times: StageTimes) -> None:
     spent = (times.admit_s, times.wait_s, times.prepare_s, times.batch_s, times.copy_s, times.run_s, times.finish_s)
-    for stage, seconds in zip(of_model.stages, spent, strict=True):
+    for stage, seconds in zip(requests.stages, spent, strict=True):
         stage.observe(seconds)

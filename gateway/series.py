@@ -6,10 +6,10 @@ check their labels with every number, and a request brings about a dozen. Event 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -125,3 +125,55 @@ class Histogram(Collector):
         for values, series in self._series.by_values.items():
             family.add_metric(values, series.cumulative(), series.sum)
         yield family
+
+
+Rows: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
+"""Label values and number, one for each series."""
+_VERSION = ("model", "version")
+
+
+class _ReadOnly(Collector):
+    """Numbers that somebody else keeps, read when somebody looks."""
+
+    def __init__(self, family: Callable[[], GaugeMetricFamily | CounterMetricFamily], read: Callable[[], Rows]) -> None:
+        self._family = family
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        yield family
+
+
+class Readings:
+    """A registry, and numbers in it that others keep."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.seen: set[tuple[str, ...]] = set()
+        """Name and version of all that have run, or were asked, since the start."""
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A value that is read when somebody looks."""
+        self.gauges(name, help_text, (), lambda: [((), read())])
+
+    def gauges(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
+        """One value for each of a bounded set of labels, read when somebody looks.
+
+        Of versions only those that have run, or were asked, since the start: a repository may hold hundreds that are
+        loaded on demand, and nobody has wanted.
+        """
+        shown = self._of_seen(read) if labels[: len(_VERSION)] == _VERSION else read
+        self.registry.register(_ReadOnly(lambda: GaugeMetricFamily(name, help_text, labels=labels), shown))
+
+    def counter(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A count that somebody else keeps, read when somebody looks."""
+        self.counters(name, help_text, (), lambda: [((), read())])
+
+    def counters(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
+        """Counts that somebody else keeps, one for each of a bounded set of labels."""
+        self.registry.register(_ReadOnly(lambda: CounterMetricFamily(name, help_text, labels=labels), read))
+
+    def _of_seen(self, read: Callable[[], Rows]) -> Callable[[], Rows]:
+        return lambda: [(labels, value) for labels, value in read() if labels[: len(_VERSION)] in self.seen]

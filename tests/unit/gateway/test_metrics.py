@@ -165,3 +165,30 @@ def test_who_judges_is_told_of_each_request_that_went_to_a_version() -> None:
     with pytest.raises(UnknownModel), metrics.request(request()):
         raise UnknownModel("nobody")
     assert told == [(model, None, "kept"), (model, Code.NOT_READY, "")]
+
+
+def test_a_version_that_nobody_wanted_yet_has_no_series() -> None:
+    metrics = Metrics()
+    models = [served(number, name=f"model-{number}") for number in range(3)]
+    labels = ("model", "version", "kind")
+    metrics.gauges("headrace_x", "X.", labels, lambda: [((one.name, one.version, "a"), 1.0) for one in models])
+    metrics.gauges("headrace_y", "Y.", ("model",), lambda: [((one.name,), 1.0) for one in models])
+    empty = generate_latest(metrics.registry).decode()
+    assert [value(metrics, "headrace_y", model=one.name) for one in models] == [1.0] * 3, "of no version"
+    assert "headrace_x{" not in empty
+
+    item = QueuedItem(1, QueueKey(1, ()), 1, 1.0, 0.0, priority=PROOF_PRIORITY)
+    metrics.batch(models[0], Batch(QueueKey(1, ()), [item], 1, 1), BatchDone(1, [], 0.0, 0.0, 0.001, 1), 0)
+    loaded = generate_latest(metrics.registry).decode()
+    assert 'headrace_x{kind="a",model="model-0"' in loaded
+    assert len(loaded) - len(empty) < 1500, "one that was loaded and never asked has a dozen lines"
+    assert "headrace_requests_total{" not in loaded
+
+    end(metrics, None, models[1])
+    asked = generate_latest(metrics.registry).decode()
+    assert asked.count("headrace_x{") == 2
+    assert 'headrace_requests_total{model="model-1",outcome="internal"} 0.0' in asked.replace(
+        'outcome="internal",model="model-1"', 'model="model-1",outcome="internal"'
+    )
+    metrics.forget(models[1].name, models[1].version)
+    assert generate_latest(metrics.registry).decode().count("headrace_x{") == 1
