@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gateway.drops import Drops, Point
 from gateway.generation import Limits, Ticket
 from gateway.generation_hangs import Hangs
-from gateway.generation_job import Job, context_of, generation_options, token_count
+from gateway.generation_job import Job, context_of, generation_options, may_have_been, token_count, was_not_begun
 from gateway.generation_lobby import Lobby
 from gateway.generation_pace import Ask
 from gateway.inflight import InFlight
@@ -155,7 +155,10 @@ class Generation(WorkerEvents):
             job = entry.job
             job.model.proven_s = now
             if last:
-                self.lobby.of(job.model).places.ended(worker.identity, piece.job)
+                places = self.lobby.of(job.model).places
+                if piece.failure is not None and piece.failure.code == Code.DRAINING:
+                    places.close(worker.identity)  # it stops: what it has not begun is for others
+                places.ended(worker.identity, piece.job)
                 self._last(job, piece, now)
                 ended.add(job.model.number)
             else:
@@ -170,8 +173,8 @@ class Generation(WorkerEvents):
     def _last(self, job: Job, piece: Piece, now: float) -> None:
         """The worker is done with a text."""
         code = piece.failure.code if piece.failure is not None else None
-        if code == Code.NOT_READY and job.left is None and not (job.has_grown or job.model.pinned):
-            self.lobby.again(job, now)  # the worker had given the version up while this was on its way
+        if job.left is None and not job.has_grown and was_not_begun(job, code):
+            self.lobby.again(job, now)
             return
         if piece.end is not None:
             self.lobby.of(job.model).pace.ended(job.ticket, piece.end.completion_tokens, now)
@@ -218,25 +221,26 @@ class Generation(WorkerEvents):
         self._hangs.forget(worker)
         for version in self.lobby.versions.values():
             version.places.lost(worker.identity)
+        suspects = may_have_been(worker.doing())
         for entry in self.held.lost(worker.holder):
-            self._after_death(entry.job, now)
+            self._after_death(entry.job, now, suspect=suspects)
         self.lobby.check_homes(now)
         for number in list(self.lobby.versions):
             self.pump(number)
             self.lobby.tidy(number)
 
-    def _after_death(self, job: Job, now: float) -> None:
+    def _after_death(self, job: Job, now: float, *, suspect: bool) -> None:
         if job.left is not None and job.has_grown:
             self._for_nobody(job)
         elif job.left is not None:
             job.drop(self._drops, Point.COPY)
         elif job.has_grown:
             job.fail(ProcessLost("the worker was lost while it generated this text, which can't go on elsewhere"))
-        elif job.deaths:
+        elif suspect and job.deaths:
             job.fail(LostTwice("the worker was lost twice while it ran this input"))
         else:
-            job.deaths = 1
-            job.ticket.alone = True  # a suspect takes nobody with it
+            job.deaths += suspect
+            job.ticket.alone = job.deaths > 0  # a suspect takes nobody with it
             self.lobby.again(job, now)
 
     def withdraw(self, model: ServedModel) -> None:

@@ -9,6 +9,8 @@ from shared.logs import get_logger
 
 SLOWER = 3
 """What is expected may take so many times as long, whatever the limit."""
+FOREIGN = 2
+"""Where other gateways send it work, too, it may be at theirs, and that is theirs to judge: we do it later."""
 
 log = get_logger()
 
@@ -46,7 +48,7 @@ class Hangs:
             since_s = max(
                 oldest.sent_s, self._heard_s.get(worker.identity, 0.0), doing.since_s if doing is not None else 0.0
             )
-            limit_s = max(self._limit_s, SLOWER * self._quiet_s(worker))
+            limit_s = max(self._limit_s, SLOWER * self._quiet_s(worker)) * (FOREIGN if worker.is_shared else 1)
             if pauses.age_s(since_s, now_s) > limit_s:
                 worker.overran = True
                 log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)

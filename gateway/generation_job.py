@@ -10,6 +10,7 @@ import msgspec
 from gateway.drops import Drops, Point
 from gateway.generation import Ticket
 from gateway.served import ServedModel, Terms
+from shared.board import ELSEWHERE, Doing
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError, rebuild
 from shared.generation import GenerationOptions
@@ -137,3 +138,13 @@ def context_of(model: ServedModel) -> int:
     if not isinstance(context, int):
         raise TypeError("a pipeline that generates has a `context`: tokens of prompt and answer together")
     return context
+
+
+def was_not_begun(job: Job, code: str | None) -> bool:
+    """Whether a worker gives back what it was sent: it stops, or had given the version up meanwhile."""
+    return code == Code.DRAINING or (code == Code.NOT_READY and not job.model.pinned)
+
+
+def may_have_been(doing: Doing | None) -> bool:
+    """Whether a text may have ended the worker that left this record: it was at none of our batches."""
+    return doing is None or doing.batch == ELSEWHERE

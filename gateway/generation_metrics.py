@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 from gateway.generation_driver import Generation
 from gateway.generation_job import Job
 from gateway.generation_lobby import Version
-from gateway.metrics import Metrics, Rows
+from gateway.metrics import Metrics
 from gateway.request import StageTimes
-from gateway.series import Counter, Histogram
+from gateway.series import Counter, Histogram, Rows
 from gateway.served import ServedModel
 
 Read: TypeAlias = Callable[[Version], float]
@@ -21,6 +21,7 @@ class GenerationMetrics:
 
     def __init__(self, metrics: Metrics, generation: Generation) -> None:
         self._generation = generation
+        self._seen = metrics.seen
         registry = metrics.registry
         self._tokens = Counter(
             "headrace_generated_tokens", "Tokens of texts that came to their own end.", ("model",), registry=registry
@@ -62,8 +63,11 @@ class GenerationMetrics:
         return {"generation": [_described(model, version) for model, version in self._versions()]}
 
     def _versions(self) -> list[tuple[ServedModel, Version]]:
+        """Those that have run, or were asked."""
         versions = self._generation.lobby.versions.values()
-        return [(version.model, version) for version in versions if version.model is not None]
+        found = [(version.model, version) for version in versions if version.model is not None]
+        self._seen.update((model.name, model.version) for model, _ in found)
+        return found
 
     def _rows(self, read: Read) -> Rows:
         return [((model.name, model.version), read(version)) for model, version in self._versions()]

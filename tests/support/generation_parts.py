@@ -259,10 +259,13 @@ class TextWorld:
 
     def evict(self, worker: Worker) -> None:
         """It gives the model up, and with it the texts that are on their way to it."""
-        held = self.router.writing.pop(worker.identity, {})
         self.workers.on_message(worker.identity, ModelEvicted(1))
-        gone = Failure("not_ready", "the model was evicted")
-        self.workers.on_message(worker.identity, Generated([Piece(job, failure=gone) for job in held]))
+        self.give_back(worker, "not_ready")
+
+    def give_back(self, worker: Worker, code: str) -> None:
+        """It ends all texts that it has, for this reason."""
+        failure, held = Failure(code, "not here"), self.router.writing.pop(worker.identity, {})
+        self.workers.on_message(worker.identity, Generated([Piece(job, failure=failure) for job in held]))
 
     def request(self, *prompts: str, within_s: float = LIMIT_S, kind: Kind = "text", **options: Any) -> Request:  # noqa: ANN401 - by name
         inputs = [RawInput(kind=kind, data=prompt.encode()) for prompt in prompts]

@@ -5,6 +5,8 @@ import pytest
 
 from gateway.pauses import Pauses
 from gateway.request import Part
+from shared.board import ELSEWHERE, IDLE, Doing
+from shared.clock import now_s
 from shared.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -412,3 +414,57 @@ async def test_a_router_without_room_is_tried_again(world: TextWorld) -> None:
     world.generation.tick(Pauses())
     await reading.end()
     assert reading.text == "AB"
+
+
+async def test_a_worker_that_stops_gives_back_what_it_has_not_begun(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=1)
+    await world.until("it is begun", world.router.under_way)
+    (worker,) = world.workers.workers()
+    world.give_back(worker, "draining")
+    assert not world.router.under_way()  # it is not sent there again
+    world.lose(worker)
+    world.greet("worker-1")
+    await world.until("it is begun again", world.router.under_way)
+    world.router.step()
+    await reading.end()
+    assert world.at_rest()
+
+
+@pytest.mark.parametrize(("batch", "suspect"), [(IDLE, False), (7, False), (ELSEWHERE, True)])
+async def test_a_text_is_no_suspect_where_the_worker_was_at_a_batch(
+    world: TextWorld, batch: int, suspect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=1)
+    await world.until("it is begun", world.router.under_way)
+    (worker,) = world.workers.workers()
+    monkeypatch.setattr(worker, "doing", lambda: Doing(batch, 0.0))
+    world.lose(worker)
+    assert [ticket.alone for ticket in world.in_line()] == [suspect]
+    await reading.leave()
+
+
+async def test_a_worker_that_is_silent_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TextWorld(hang_limit_ms=1000)
+    world.router.steps_by_itself = False
+    worker, killed = world.greet(), []
+    monkeypatch.setattr(world.workers, "kill", killed.append)
+    reading = world.begin("ab", max_tokens=4)
+    await world.until("it is begun", world.router.under_way)
+    hangs, now = world.generation._hangs, now_s()
+    hangs.kill(now + 0.9, Pauses())
+    assert killed == []
+    hangs.heard(worker, now + 0.9)
+    hangs.kill(now + 1.8, Pauses())
+    assert killed == []
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "doing", lambda: Doing(ELSEWHERE, now + 1.5))  # it takes steps that bring no piece
+        hangs.kill(now + 2.4, Pauses())
+        assert killed == []
+    hangs.kill(now + 2.0, Pauses())
+    hangs.kill(now + 2.1, Pauses())
+    assert killed == [worker]  # once
+    world.lose(worker)
+    await reading.leave()
+    world.close()
