@@ -38,6 +38,17 @@ class InferenceError(Exception):
         """Finds the call in the server's log; empty when the call did not get that far."""
 
 
+class WrongTask(TypeError):
+    """The model answers something else than the method returns: it has another task."""
+
+    def __init__(self, model: str, answers: str, wanted: str) -> None:
+        super().__init__(f"model {model} answers {answers}, not {wanted}; use predict()")
+        self.model = model
+        self.answers = answers
+        """What it answers, by the name of its type."""
+        self.wanted = wanted
+
+
 class InvalidRequest(InferenceError):
     """The request can't succeed as it is: undecodable input, wrong option, …"""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypedDict, TypeVar
 
-from headrace.client_errors import InferenceError, from_message
+from headrace.client_errors import InferenceError, WrongTask, from_message
 from headrace.client_results import (
     Classification,
     Classified,
@@ -41,25 +41,25 @@ def prediction(message: pb.PredictResponse, timing: str) -> Prediction:
 
 
 def classified(message: pb.PredictResponse, timing: str) -> Classified:
-    """Raises TypeError when the model's task is another one."""
+    """Raises WrongTask."""
     first = _only(message, Classification)
     return Classified(first.labels, **_facts(message, timing))
 
 
 def detected(message: pb.PredictResponse, timing: str) -> Detected:
-    """Raises TypeError when the model's task is another one."""
+    """Raises WrongTask."""
     first = _only(message, Detections)
     return Detected(first.detections, first.width, first.height, **_facts(message, timing))
 
 
 def embedded(message: pb.PredictResponse, timing: str) -> Embedded:
-    """Raises TypeError when the model's task is another one."""
+    """Raises WrongTask."""
     first = _only(message, Embedding)
     return Embedded(first.values, first.tokens, first.truncated, **_facts(message, timing))
 
 
 def recognised(message: pb.PredictResponse, timing: str) -> Recognised:
-    """Raises TypeError when the model's task is another one."""
+    """Raises WrongTask."""
     first = _only(message, Entities)
     return Recognised(first.entities, first.truncated, **_facts(message, timing))
 
@@ -68,7 +68,7 @@ def _only(message: pb.PredictResponse, kind: type[K]) -> K:
     """The result of a request of one input."""
     first = _result(message.results[0], message.request_id) if message.results else None
     if not isinstance(first, kind):
-        raise TypeError(f"model {message.model} answers {type(first).__name__}, not {kind.__name__}; use predict()")
+        raise WrongTask(message.model, type(first).__name__, kind.__name__)
     return first
 
 

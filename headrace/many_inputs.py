@@ -15,9 +15,10 @@ from rich.progress import track
 from rich.text import Text
 
 from headrace.client import Client
-from headrace.client_errors import InferenceError
+from headrace.client_errors import InferenceError, WrongTask
 from headrace.client_results import Answered, Outcome, ServerTiming
 from headrace.output import json_line, literal
+from shared.errors import ExitCode, StartupError
 
 G = TypeVar("G")
 R = TypeVar("R", bound=Answered)
@@ -69,21 +70,29 @@ class Task(abc.ABC, Generic[G, R]):
 
 
 def run(task: Task[G, R], given: Sequence[G], server: Server, *, as_json: bool) -> int:
-    """Send the inputs and print the outcomes in the given order. Returns 0, or 1 when any input failed."""
-    failed = 0
+    """Send the inputs and print the outcomes in the given order. Returns 0, or 1 when any input failed.
+
+    Raises StartupError when the model has another task.
+    """
     with Client(server.address, timeout_s=server.timeout_s) as client:
         outcomes = _in_order(_shown_progress(_kept(task, given, _outcomes(task, client, given)), task, len(given)))
-        if as_json:
-            for outcome in outcomes:
-                failed += outcome.result is None
-                sys.stdout.write(json_line(_as_row(task, given[outcome.index], outcome)) + "\n")
-            if failed:  # the reasons are in the rows, which a program may have taken
-                sys.stderr.write(f"headrace: {failed} of {len(given)} {task.failed}\n")
-        else:
-            found = list(outcomes)
-            failed = sum(outcome.result is None for outcome in found)
-            _print(task, found)
+        try:
+            failed = _write(task, given, outcomes) if as_json else _print(task, list(outcomes))
+        except WrongTask as error:
+            text = f"model {error.model} answers {error.answers}, not {error.wanted}: name another one with --model"
+            raise StartupError(ExitCode.BAD_SETTINGS, text) from None
     return 1 if failed else 0
+
+
+def _write(task: Task[G, R], given: Sequence[G], outcomes: Iterable[Outcome[R]]) -> int:
+    """JSON lines, each as soon as it is there. Returns how many failed."""
+    failed = 0
+    for outcome in outcomes:
+        failed += outcome.result is None
+        sys.stdout.write(json_line(_as_row(task, given[outcome.index], outcome)) + "\n")
+    if failed:  # the reasons are in the rows, which a program may have taken
+        sys.stderr.write(f"headrace: {failed} of {len(given)} {task.failed}\n")
+    return failed
 
 
 def _outcomes(task: Task[G, R], client: Client, given: Sequence[G]) -> Iterator[Outcome[R]]:
@@ -168,7 +177,8 @@ def _as_row(task: Task[G, R], given: G, outcome: Outcome[R]) -> dict[str, Any]:
     }
 
 
-def _print(task: Task[G, R], outcomes: list[Outcome[R]]) -> None:
+def _print(task: Task[G, R], outcomes: list[Outcome[R]]) -> int:
+    """Tables for people. Returns how many failed."""
     console = Console()
     good = [(str(outcome.given), outcome.result) for outcome in outcomes if outcome.result is not None]
     if len(outcomes) == 1 and good:
@@ -180,10 +190,11 @@ def _print(task: Task[G, R], outcomes: list[Outcome[R]]) -> None:
     elif good:
         task.print_many(console, good)
     errors = Console(stderr=True)
-    for outcome in outcomes:
-        if outcome.result is None:
-            reason = literal(f"{outcome.given}: {reason_of(outcome.error)}")
-            errors.print(Text("✗ ", style="red") + reason, soft_wrap=True)
+    bad = [outcome for outcome in outcomes if outcome.result is None]
+    for outcome in bad:
+        reason = literal(f"{outcome.given}: {reason_of(outcome.error)}")
+        errors.print(Text("✗ ", style="red") + reason, soft_wrap=True)
+    return len(bad)
 
 
 def percent(score: float) -> str:

@@ -4,7 +4,6 @@ Everything here runs on the device, in float32, for a whole batch. Coordinates a
 boxes of each image only, and no other box leaves the worker.
 """
 
-import math
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -231,5 +230,3 @@ def _check(config: YoloAnchors, size: int) -> None:
         if size % stride:
             text = f"preprocessing.size is {size}, which {stride} (preprocessing.head.strides) does not divide"
             raise StartupError(ExitCode.BAD_SETTINGS, text)
-    if not all(math.isfinite(side) for anchors in config.anchors for anchor in anchors for side in anchor):
-        raise StartupError(ExitCode.BAD_SETTINGS, "preprocessing.head.anchors has a side that is no finite number")

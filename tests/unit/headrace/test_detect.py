@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from headrace import many_inputs
-from headrace.client_errors import InferenceError, InvalidRequest
+from headrace.client_errors import InferenceError, InvalidRequest, WrongTask
 from headrace.client_results import Detected, Detection, Label, Outcome, ServerTiming
 from headrace.detect import Wanted
 from headrace.detect import run as detect
@@ -40,6 +40,8 @@ class FakeClient:
 
     def detect(self, image: Path, **asked: Any) -> Detected:  # noqa: ANN401 - the options
         self.asked.append(asked)
+        if image.stem == "classifier":
+            raise WrongTask("lite0", "Classification", "Detections")
         if image.stem == "bad":
             raise InvalidRequest("not an image", code=grpc.StatusCode.INVALID_ARGUMENT, reason="invalid_input")
         found = () if image.stem == "empty" else (CAT, CAT, DOG)
@@ -109,6 +111,15 @@ def test_json_lines_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert (good["file"], good["width"], good["height"], good["model"]) == ("street.jpg", 200, 100, "m")
     assert bad == {"file": "bad.jpg", "error": {"reason": "invalid_input", "text": "not an image"}}
+
+
+@pytest.mark.parametrize("files", [["classifier.jpg"], ["street.jpg", "classifier.jpg"]])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_model_of_another_task_is_told_in_one_sentence(files: list[str], as_json: bool) -> None:
+    sentence = "model lite0 answers Classification, not Detections: name another one with --model"
+    with pytest.raises(StartupError, match=sentence) as caught:
+        detect([Path(file) for file in files], wanted(), as_json=as_json)
+    assert caught.value.exit_code == ExitCode.BAD_SETTINGS
 
 
 def test_the_command_line_says_which_boxes(run: Run, asked: list[dict[str, Any]]) -> None:

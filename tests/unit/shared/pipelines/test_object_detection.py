@@ -1,3 +1,4 @@
+import math
 import re
 import subprocess
 import sys
@@ -83,8 +84,9 @@ def test_options_and_settings_say_which_boxes() -> None:
     assert names(told(subject, THREE, SQUARE, classes=["emu"])) == []
 
 
-def test_of_equal_names_the_first_class_is_meant() -> None:
-    assert names(told(pipeline(("cat", "cat", "emu")), THREE, SQUARE, classes=["cat"]))[0] == ("cat", 0.9)
+def test_of_equal_names_every_class_is_meant() -> None:
+    found = told(pipeline(("cat", "cat", "emu")), THREE, SQUARE, classes=["cat"])
+    assert [each.label.index for each in found.boxes] == [0, 1, 0]
 
 
 def test_a_score_of_exactly_the_threshold_stays_whatever_its_bits() -> None:
@@ -154,6 +156,12 @@ def test_wrong_options_are_named(given: dict[str, Any], sentence: str) -> None:
     [
         ({"max_detections": 7}, r"max_detections is 7, more than max_candidates \(6\)"),
         ({"head": {"scheme": "yolo_anchors", "strides": [30], "anchors": [[[1, 1]]]}}, "which 30 .* does not divide"),
+        ({"mean": [0, math.nan, 0]}, r"preprocessing\.mean is nan: a finite number is needed"),
+        ({"std": [1, math.inf, 1]}, r"preprocessing\.std is inf"),
+        (
+            {"head": {"scheme": "yolo_anchors", "strides": [32], "anchors": [[[math.inf, 1]]]}},
+            r"preprocessing\.head\.anchors is inf",
+        ),
         ({"classes": 4}, r"preprocessing\.classes is 4, but the labels file has 3 lines"),
     ],
 )
@@ -164,7 +172,15 @@ def test_contradictory_settings_are_refused_at_start(config: dict[str, Any], sen
 
 @pytest.mark.parametrize(
     "config",
-    [{"head": {"scheme": "ssd"}}, {"head": {}}, {"score_threshold": 2}, {"min_score": 0}, {"size": 0}, {"sise": 1}],
+    [
+        {"head": {"scheme": "ssd"}},
+        {"head": {}},
+        {"score_threshold": 2},
+        {"score_threshold": math.nan},
+        {"min_score": 0},
+        {"size": 0},
+        {"sise": 1},
+    ],
 )
 def test_settings_are_bounded(config: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):

@@ -200,7 +200,6 @@ def test_outputs_of_another_network_are_told(
     [
         ({"strides": [32]}, "anchors has 2 lists, strides has 1"),
         ({"strides": [32, 24]}, r"size is 64, which 24 \(preprocessing\.head\.strides\) does not divide"),
-        ({"anchors": [[[1, 2]], [[math.inf, 1]]]}, "no finite number"),
     ],
 )
 def test_contradictory_settings_are_refused_at_start(changes: dict[str, Any], sentence: str) -> None:
