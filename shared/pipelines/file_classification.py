@@ -36,6 +36,9 @@ class FileClassificationConfig(Config, frozen=True):
     """Stands where a file has no byte: behind its head, before its tail."""
     rules: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")] | None = None
     """A JSON file with `Rules`, in the version's folder, else in the model's; without one the best class is told."""
+    confidence: Literal["high", "medium", "best_guess"] = "high"
+    """How sure the network must be to be believed: `high`, of each class by its own threshold; `medium`, of all by the
+    common one; `best_guess`, not at all. Without rules it always is."""
     logits: bool = False
     """Whether the network gives logits instead of probabilities."""
     max_top_k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
@@ -74,9 +77,8 @@ class FileClassificationOptions(Options, frozen=True):
 
     top_k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
     """Classes to return, best first."""
-    confidence: Literal["high", "medium", "best_guess"] = "high"
-    """How sure the network must be: `high`, each class by its own threshold; `medium`, all by the common one;
-    `best_guess`, not at all. A model without rules always gives its best guess."""
+    score_threshold: Share = 0.0
+    """Classes with a lower score are left out."""
 
 
 class FileClassification(Pipeline[FileClassificationOptions]):
@@ -147,7 +149,7 @@ class FileClassification(Pipeline[FileClassificationOptions]):
         if answer:
             return [Classification([self._label(answer, 1.0)])]
         rows = zip(outputs[0].tolist(), outputs[1].tolist(), strict=True)
-        return [Classification(self._judged(scores, classes, options)[: options.top_k]) for scores, classes in rows]
+        return [Classification(self._judged(scores, classes, options)) for scores, classes in rows]
 
     def example(self) -> RawInput:
         """A few lines of a script."""
@@ -156,10 +158,11 @@ class FileClassification(Pipeline[FileClassificationOptions]):
     def _judged(self, scores: list[float], classes: list[int], options: FileClassificationOptions) -> list[Label]:
         guesses = [Label(number, self.labels[number], score) for number, score in zip(classes, scores, strict=True)]
         best = guesses[0]
-        told = self._told(best.name, best.score, options)
-        return [self._label(told, best.score), *(guess for guess in guesses if guess.name != told)]
+        told = self._told(best.name, best.score)
+        labels = [self._label(told, best.score), *(guess for guess in guesses if guess.name != told)]
+        return [label for label in labels[: options.top_k] if label.score >= options.score_threshold]
 
-    def _told(self, name: str, score: float, options: FileClassificationOptions) -> str:
+    def _told(self, name: str, score: float) -> str:
         """The network's best class, or what is said instead where it is not sure enough."""
         rules = self._rules
         if rules is None:
@@ -169,7 +172,7 @@ class FileClassification(Pipeline[FileClassificationOptions]):
             "high": rules.thresholds.get(name, rules.threshold),
             "medium": rules.threshold,
             "best_guess": 0.0,
-        }[options.confidence]
+        }[self.config.confidence]
         if score >= needed:
             return told
         return rules.text_label if told in rules.text else rules.binary_label

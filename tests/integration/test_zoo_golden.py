@@ -205,16 +205,12 @@ def test_files_are_told_apart_as_magika_does(load: Load) -> None:
 
 
 def test_the_network_of_magika_is_told_where_its_answer_is_not(load: Load) -> None:
-    for file in golden("magika.json")["files"]:
-        if file["network"] not in {file["answer"], "undefined"}:
-            (answer,) = load("magika").alone([RawInput(kind="file", data=content(file["parts"]))], top_k=2)
-            assert isinstance(answer, Classification)
-            assert answer.labels[1].name == file["network"]
-            (guess,) = load("magika").alone(
-                [RawInput(kind="file", data=content(file["parts"]))], confidence="best_guess", top_k=1
-            )
-            assert isinstance(guess, Classification)
-            assert guess.labels[0].name == file["network"]
+    files = [file for file in golden("magika.json")["files"] if file["network"] not in {file["answer"], "undefined"}]
+    assert len(files) == 3
+    for file in files:
+        (answer,) = load("magika").alone([RawInput(kind="file", data=content(file["parts"]))], top_k=2)
+        assert isinstance(answer, Classification)
+        assert answer.labels[1].name == file["network"]
 
 
 @pytest.mark.parametrize("name", ["efficientnet-lite0", "toxic-comment", "magika"])

@@ -125,7 +125,7 @@ def labels_of(
 
 
 @pytest.mark.parametrize(
-    ("scores", "options", "names"),
+    ("scores", "given", "names"),
     [
         ([0.6, 0.3, 0.06, 0.04], {}, ["python", "png", "randomtxt", "markdown"]),
         ([0.5, 0.3, 0.16, 0.04], {}, ["python", "png", "randomtxt", "markdown"]),
@@ -135,14 +135,17 @@ def labels_of(
         ([0.1, 0.1, 0.1, 0.7], {}, ["txt", "markdown", "python", "png", "randomtxt"]),
         ([0.1, 0.1, 0.1, 0.7], {"confidence": "medium"}, ["markdown", "python", "png", "randomtxt"]),
         ([0.1, 0.05, 0.05, 0.8], {"top_k": 1}, ["markdown"]),
+        ([0.6, 0.3, 0.06, 0.04], {"score_threshold": 0.2}, ["python", "png"]),
         ([0.1, 0.0, 0.9, 0.0], {"top_k": 2}, ["txt", "randomtxt"]),
         ([0.1, 0.0, 0.4, 0.0], {"confidence": "best_guess", "top_k": 1}, ["txt"]),
     ],
 )
 def test_the_rules_have_the_first_word(
-    folder: Path, scores: list[float], options: dict[str, object], names: list[str]
+    folder: Path, scores: list[float], given: dict[str, object], names: list[str]
 ) -> None:
-    (labels,) = labels_of(pipeline(folder), scores, **options)
+    config = {key: value for key, value in given.items() if key == "confidence"}
+    options = {key: value for key, value in given.items() if key != "confidence"}
+    (labels,) = labels_of(pipeline(folder, **config), scores, **options)
     assert sorted(label.name for label in labels) == sorted(names)
     assert labels[0].name == names[0]
     assert labels[0].score == pytest.approx(max(scores))
@@ -168,7 +171,8 @@ def test_a_network_with_other_classes_is_named(folder: Path) -> None:
     [
         ({"top_k": 0}, r"options\.top_k is 0"),
         ({"top_k": 11}, r"at most 10 \(preprocessing\.max_top_k\)"),
-        ({"confidence": "low"}, r"options\.confidence is low"),
+        ({"score_threshold": 1.5}, r"options\.score_threshold is 1\.5"),
+        ({"score_threshold": float("nan")}, r"options\.score_threshold is nan"),
         ({"mode": "high"}, r"options\.mode is not an option"),
     ],
 )
@@ -195,6 +199,10 @@ def test_what_does_not_belong_together_is_told(
     with pytest.raises(StartupError, match=sentence) as caught:
         pipeline(folder, labels, **config)
     assert caught.value.exit_code == ExitCode.MODEL_LOAD
+
+
+def test_nothing_may_reach_the_threshold(folder: Path) -> None:
+    assert labels_of(pipeline(folder), [0.6, 0.3, 0.06, 0.04], score_threshold=0.7) == [[]]
 
 
 def test_the_example_is_judged_by_the_network(folder: Path) -> None:
