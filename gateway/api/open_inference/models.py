@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from gateway.api.open_inference import detections
+from gateway.api.open_inference import detections, text_results
 from gateway.api.parse import shown
 from gateway.state import ModelState, comes_by_request
 from shared.errors import InvalidInput, UnknownModel, UnknownVersion
@@ -68,7 +68,8 @@ _CLASSIFICATION = (
     TensorSpec(name=CLASSES, datatype="INT32", shape=(-1,)),
     TensorSpec(name=LABELS, datatype="BYTES", shape=(-1,)),
 )
-"""Best first; how many a request says with its `top_k` parameter."""
+"""Best first; how many a request says with its `top_k` parameter. Where a threshold leaves fewer classes for one row
+than for another, the places behind them have score 0, class -1 and no label."""
 
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -90,8 +91,16 @@ def view_of(model: Served) -> ModelView:
     inputs = (TensorSpec(name=spec.kind, datatype="BYTES", shape=(1,)),)
     if detections.finds_boxes(spec):
         return ModelView(inputs, detections.OUTPUTS)
-    classifies = {output.name for output in spec.outputs} == {SCORES, CLASSES}
-    return ModelView(inputs, _CLASSIFICATION if classifies else spec.outputs)
+    if text_results.embeds(spec):
+        return ModelView(inputs, text_results.vector_outputs(spec))
+    if text_results.finds_entities(spec):
+        return ModelView(inputs, text_results.ENTITY_OUTPUTS)
+    return ModelView(inputs, _CLASSIFICATION if classifies(spec) else spec.outputs)
+
+
+def classifies(spec: PipelineSpec) -> bool:
+    """Whether a model's answers are classes of an image or a text."""
+    return spec.kind != "tensors" and {output.name for output in spec.outputs} == {SCORES, CLASSES}
 
 
 def find(models: Models, name: str, version: str) -> Served:

@@ -1,19 +1,24 @@
 """The flow's answer → the output tensors that the caller asked for; with the classification extension."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from gateway.api.open_inference import datatypes, detections
+from gateway.api.open_inference import datatypes, detections, text_results
 from gateway.api.open_inference.model import InferOutput, InferRequestedOutput, Parameters
-from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, TEXT_OUTPUT, ModelView, Served
+from gateway.api.open_inference.models import CLASSES, LABELS, SCORES, TEXT_OUTPUT, ModelView, Served, classifies
 from gateway.api.open_inference.parameters import whole_number
 from gateway.api.parse import shown
 from gateway.request import Answer
 from shared.errors import HeadraceError, InternalFault, InvalidInput
-from shared.results import Classification, Detections, Embedding, Tensors, Text
+from shared.pipeline import PipelineSpec
+from shared.results import Classification, Detections, Embedding, Entities, Label, Tensors, Text
 from shared.tensors import DTYPES, MAX_BYTES_ELEMENTS, Array, RawTensor, pack_bytes
 
 CLASSIFICATION = "classification"
 """Parameter of a requested output: how many classes of each row to answer as text "value:index[:label]"."""
+_NO_CLASS = Label(-1, "", 0.0)
 
 
 def check_asked(model: Served, view: ModelView, asked: list[InferRequestedOutput]) -> None:
@@ -38,7 +43,7 @@ def _check_has_classes(model: Served, name: str) -> None:
         raise InvalidInput(
             f"output {shown(name)}: parameter {CLASSIFICATION} has no meaning for boxes; ask for {LABELS}"
         )
-    if name == CLASSES and model.spec.kind == "image":
+    if name == CLASSES and classifies(model.spec):
         raise InvalidInput(f"output {CLASSES} holds class numbers, no scores; ask for {SCORES} as classes")
 
 
@@ -47,7 +52,7 @@ def with_classes_asked(model: Served, options: Parameters, asked: list[InferRequ
     counts = [
         one.parameters[CLASSIFICATION] for one in asked if one.name == SCORES and CLASSIFICATION in one.parameters
     ]
-    if not counts or model.spec.kind != "image":
+    if not counts or not classifies(model.spec):
         return dict(options)
     wanted = max(count for count in counts if isinstance(count, int))
     wanted = min(wanted, len(model.pipeline.labels) or wanted)
@@ -76,12 +81,9 @@ def _tensors(model: Served, answer: Answer) -> list[RawTensor]:
         if isinstance(result, HeadraceError):
             raise result
     first = results[0]
-    if isinstance(first, Tensors):
-        return _joined([result for result in results if isinstance(result, Tensors)])
-    if isinstance(first, Classification):
-        return _classification([result for result in results if isinstance(result, Classification)])
-    if isinstance(first, Detections):
-        return detections.tensors([result for result in results if isinstance(result, Detections)])
+    form = _FORMS.get(type(first))
+    if form is not None and form.fits(model.spec):
+        return form.tensors(results)
     name = TEXT_OUTPUT if model.pipeline.generates else model.spec.outputs[0].name
     if isinstance(first, Embedding):
         vectors = [result.values for result in results if isinstance(result, Embedding)]
@@ -115,8 +117,9 @@ def _joined(results: list[Tensors]) -> list[RawTensor]:
 
 
 def _classification(results: list[Classification]) -> list[RawTensor]:
-    shape = (len(results), len(results[0].labels))
-    labels = [label for result in results for label in result.labels]
+    places = max(len(result.labels) for result in results)
+    shape = (len(results), places)
+    labels = [label for result in results for label in _filled_up(result.labels, places)]
     return [
         RawTensor(SCORES, "FP32", shape, np.array([label.score for label in labels], "<f4").tobytes()),
         RawTensor(CLASSES, "INT32", shape, np.array([label.index for label in labels], "<i4").tobytes()),
@@ -124,17 +127,41 @@ def _classification(results: list[Classification]) -> list[RawTensor]:
     ]
 
 
+def _filled_up(labels: list[Label], places: int) -> list[Label]:
+    """A threshold may have left out more of one row than of another."""
+    return [*labels, *[_NO_CLASS] * (places - len(labels))]
+
+
+class _Form(NamedTuple):
+    """How results of one kind become tensors."""
+
+    tensors: Callable[[Any], list[RawTensor]]
+    """Of all results of a request, which are of one kind."""
+    fits: Callable[[PipelineSpec], bool] = lambda _spec: True
+    """Whether the model's metadata says so: a pipeline of one's own may answer such results under other names."""
+
+
+_FORMS: dict[type, _Form] = {
+    Tensors: _Form(_joined),
+    Classification: _Form(_classification),
+    Detections: _Form(detections.tensors),
+    Embedding: _Form(text_results.vectors, text_results.embeds),
+    Entities: _Form(text_results.entities, text_results.finds_entities),
+}
+
+
 def _classes(model: Served, answer: Answer, tensor: RawTensor, k: int) -> RawTensor:
     """The k best of each row as texts, best first; [rows, k]."""
     rows = tensor.shape[0]
     if tensor.name == SCORES and isinstance(answer.results[0], Classification):
+        k = min(k, tensor.shape[1])
         texts = [
-            f"{label.score:f}:{label.index}:{label.name}"
+            "" if label is _NO_CLASS else f"{label.score:f}:{label.index}:{label.name}"
             for result in answer.results
             if isinstance(result, Classification)
-            for label in result.labels[:k]
+            for label in _filled_up(result.labels[:k], k)
         ]
-        return RawTensor(tensor.name, datatypes.BYTES, (rows, len(texts) // rows), _packed(texts))
+        return RawTensor(tensor.name, datatypes.BYTES, (rows, k), _packed(texts))
     values = _numbers(tensor).reshape(rows, -1)
     k = min(k, values.shape[1])
     if rows * k > MAX_BYTES_ELEMENTS:

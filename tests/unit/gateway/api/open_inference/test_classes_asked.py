@@ -7,7 +7,8 @@ from gateway.api.open_inference.model import InferRequestedOutput, Parameters
 from gateway.api.open_inference.outputs import with_classes_asked
 
 MODEL: Any = SimpleNamespace(
-    spec=SimpleNamespace(kind="image"), pipeline=SimpleNamespace(labels=tuple(map(str, range(1000))))
+    spec=SimpleNamespace(kind="image", outputs=[SimpleNamespace(name="scores"), SimpleNamespace(name="classes")]),
+    pipeline=SimpleNamespace(labels=tuple(map(str, range(1000)))),
 )
 RAW: Any = SimpleNamespace(spec=SimpleNamespace(kind="tensors"), pipeline=SimpleNamespace(labels=()))
 
