@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
-from gateway.orders import Order, RollBack, applied, role_of, told
+from gateway.orders import Order, Promote, RollBack, applied, check_known, role_of, told
 from gateway.others import Nobody, Others
 from gateway.preparer import Prepared, Preparer
 from gateway.routing import Routing
@@ -93,15 +93,18 @@ class ModelControl(Standings):
         A rollback moves the pointer first, and is written as soon as the disk lets it (`standing` says if not yet).
         Raises UnknownModel, UnknownVersion, Conflict, InvalidOption, NotReady; then everything is as before.
         """
+        others = others or Nobody(self.figures)
         for _ in range(MAX_TRIES - 1):
             with suppress(ChangedMeanwhile):
-                return await self._ordered(name, order, by, others or Nobody())
-        return await self._ordered(name, order, by, others or Nobody())
+                return await self._ordered(name, order, by, others)
+        return await self._ordered(name, order, by, others)
 
     async def _ordered(self, name: str, order: Order, by: str, others: Others) -> Traffic:
         at, known, first = now_utc(), self._known(name), isinstance(order, RollBack)
         before = await self._disk.before(name, known.traffic, READ_LIMIT_S if first else None)
         after = applied(before, order, at, by)
+        if isinstance(order, Promote):
+            check_known(name, before, await others.all_figures(name))
         needed = InForce(after, known.config)
         if after is before:  # it is written already; what could not be loaded then may be now
             await self._serve(name, needed)

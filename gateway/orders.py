@@ -1,11 +1,14 @@
 """What an admin, or the guard, wants of a model's traffic. Data, so that it can go to another gateway. Pure."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from gateway.figures import VersionFigures
 from gateway.state import Role
 from shared import traffic
+from shared.errors import Conflict
 from shared.traffic import Canary, Traffic, Why
 
 
@@ -90,6 +93,17 @@ def _rolled_back(before: Traffic, order: RollBack, why: Why) -> Traffic:
     if why.by == GUARD and (running is None or running.version != order.ends):
         return before
     return traffic.roll_back(before, why, order.ends)
+
+
+def check_known(name: str, before: Traffic, figures: Sequence[VersionFigures]) -> None:
+    """Whether anything is known of a shadow that is to be promoted. Raises Conflict."""
+    canary = before.canary
+    if canary is not None and canary.shadow and not any(e.compared for e in figures if e.version == canary.version):
+        raise Conflict(
+            f"shadow {canary.version} has answered no copy of a request yet, so nothing is known of it: wait until "
+            f"`headrace traffic {name}` shows some as compared, or give it all callers all the same by --to "
+            f"{canary.version}"
+        )
 
 
 def role_of(traffic: Traffic, version: str) -> Role:

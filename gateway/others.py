@@ -1,8 +1,9 @@
 """What an order asks of the other gateways of one server."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from gateway.figures import VersionFigures
 from shared.traffic import Traffic
 
 
@@ -21,9 +22,16 @@ class Others(Protocol):
     def adopt(self, name: str, unwritten: Traffic | None) -> Awaitable[None]:
         """Let them read traffic.json and model.yaml again; `unwritten`: what the disk is to say and can't yet."""
 
+    def all_figures(self, name: str) -> Awaitable[Sequence[VersionFigures]]:
+        """What a model's versions have done since the canary started, at them and here."""
+
 
 class Nobody:
     """There are no other gateways."""
+
+    def __init__(self, figures: Callable[[str], list[VersionFigures]]) -> None:
+        """`figures`: what is known here."""
+        self._figures = figures
 
     async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """Nobody to ask."""
@@ -33,3 +41,7 @@ class Nobody:
 
     async def adopt(self, name: str, unwritten: Traffic | None) -> None:
         """Nobody to tell."""
+
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """Those of this gateway."""
+        return self._figures(name)

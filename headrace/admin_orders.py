@@ -18,7 +18,7 @@ from headrace.admin_results import TrafficNow
 from headrace.admin_wire import NoServer
 from headrace.options import Target
 from shared import traffic as transitions
-from shared.errors import ExitCode, StartupError, UnknownModel, UnknownVersion
+from shared.errors import Conflict, ExitCode, StartupError, UnknownModel, UnknownVersion
 from shared.repository import MIN_PREFIX, Repository, RepositoryError
 from shared.repository_writer import change_traffic, now_utc
 from shared.traffic import By, Canary, Ramp, Traffic, Why
@@ -100,7 +100,17 @@ class OnDisk:
 
     def promote(self, name: str) -> Traffic:
         """Raises Conflict, UnknownModel, RepositoryError."""
-        return self._changed(name, lambda before: transitions.promote(before, self._why()))
+
+        def change(before: Traffic) -> Traffic:
+            if before.canary is not None and before.canary.shadow:
+                version = before.canary.version
+                raise Conflict(
+                    f"no server tells how shadow {version} has answered: start one and ask again, or give it all "
+                    f"callers all the same by --to {version}"
+                )
+            return transitions.promote(before, self._why())
+
+        return self._changed(name, change)
 
     def roll_back(self, name: str, reason: str = "", ends: str = "") -> Traffic:
         """Raises Conflict, UnknownModel, RepositoryError."""

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from gateway import preparer
+from gateway.figures import VersionFigures
 from gateway.model_control import ModelControl
 from gateway.orders import DropStandby, NextStep, Order, Promote, RollBack, StartCanary, Switch
 from gateway.routing import Routing
 from shared import repository_writer
-from shared.errors import Conflict, HeadraceError, InvalidInput, InvalidOption, NotReady, UnknownModel, UnknownVersion
+from shared.errors import Conflict, HeadraceError, InvalidOption, NotReady, UnknownModel, UnknownVersion
 from shared.messages import Failure, LoadModel, ModelFailed
 from shared.repository_writer import change_traffic
 from shared.settings import Settings
@@ -24,6 +25,7 @@ class Peers:
     def __init__(self, fails: HeadraceError | None = None) -> None:
         self.fails = fails
         self.told: list[str] = []
+        self.figures: list[VersionFigures] = []
 
     async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """One of them may refuse."""
@@ -38,6 +40,11 @@ class Peers:
     async def adopt(self, name: str, unwritten: Traffic | None) -> None:
         """It is written, or in force at least."""
         self.told.append(f"adopt {name}" + (f" unwritten {unwritten.current}" if unwritten is not None else ""))
+
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """What they have seen of a shadow."""
+        self.told.append(f"figures {name}")
+        return self.figures
 
 
 @pytest.fixture
@@ -122,6 +129,25 @@ async def test_a_canary_a_ramp_and_its_promotion(root: Path) -> None:
         await w.order(Promote())
         assert (w.current().version, w.roles()) == (new, {old: "standby", new: "current"})
         assert len(w.router.loads()) == loads, "both are there already"
+
+
+async def test_a_shadow_is_promoted_once_any_gateway_has_seen_it_answer(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(canary(new, 100.0, shadow=True))
+        before, peers = Before(w), Peers()
+        for others in (None, peers):
+            with pytest.raises(Conflict, match=f"shadow {new} has answered no copy .*traffic words.* by --to {new}"):
+                await w.control.order(NAME, Promote(), "admin", others)
+        before.check()
+        peers.figures = [VersionFigures(version=new, role="shadow", compared=1)]
+        await w.control.order(NAME, Promote(), "admin", peers)
+        assert w.roles() == {old: "standby", new: "current"}
+        await w.order(canary(old, 100.0, shadow=True))
+        await w.answer()
+        await w.until("its copy", lambda: w.control.figures(NAME)[1].compared)
+        await w.order(Promote())
+        assert w.roles() == {old: "current", new: "standby"}
 
 
 async def test_rolling_back_ends_the_canary_and_then_goes_back_to_the_standby_without_a_load(root: Path) -> None:
@@ -507,50 +533,6 @@ async def test_a_model_that_is_new_in_the_repository_can_be_loaded(root: Path) -
         w.router.bad.clear()
         await w.control.load("other")
         assert (await w.answer(model="other")).version == version
-
-
-async def test_a_new_model_that_can_not_be_loaded_changes_nothing_for_the_others(root: Path) -> None:
-    old = add(root, b"old")
-    async with world(root) as w:
-        version = add(root, b"other", "other")
-        w.router.holds.add(version)
-        w.router.bad[version] = "no memory"
-        loading = asyncio.create_task(w.control.load("other"))
-        await w.until("its load", lambda: w.router.held)
-        assert w.readiness.not_ready_reason() is None
-        w.router.finish()
-        with pytest.raises(NotReady, match="no memory"):
-            await loading
-        state = w.current("other").state
-        assert (w.readiness.not_ready_reason(), state.phase, state.reason) == (None, "failed", "no memory")
-        assert (await w.answer(model="")).version == old, "the only one for callers who name none"
-        w.router.bad.clear()
-        await w.control.load("other")
-        with pytest.raises(InvalidInput, match="several take"):
-            await w.answer(model="")
-        for worker in list(w.workers.workers()):
-            w.workers.on_lost(worker.identity)
-        assert w.readiness.not_ready_reason() is not None
-        w.router.bad[version] = "no memory any more"
-        w.greet()
-        await w.until("it to fail", lambda: w.current("other").state.phase == "failed")
-        assert "'other' is not ready" in (w.readiness.not_ready_reason() or ""), "it has been ready: callers rely on it"
-
-
-async def test_a_model_that_could_not_be_served_at_the_start_is_missed_until_it_is(root: Path) -> None:
-    add(root, b"old")
-    version = add(root, b"other", "other")
-    (root / "other" / "model.yaml").write_text("colour: red\n")
-    async with world(root) as w:
-        assert "'other' is not ready" in (w.readiness.not_ready_reason() or "")
-        (root / "other" / "model.yaml").write_text(MODEL_YAML)
-        w.router.bad[version] = "no memory"
-        with pytest.raises(NotReady, match="no memory"):
-            await w.control.load("other")
-        assert "'other' is not ready" in (w.readiness.not_ready_reason() or "")
-        w.router.bad.clear()
-        await w.control.load("other")
-        assert w.readiness.not_ready_reason() is None
 
 
 @pytest.mark.parametrize("order", [Switch, canary])

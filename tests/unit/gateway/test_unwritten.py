@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway import model_control, unwritten
+from gateway.figures import VersionFigures
 from gateway.model_control import ModelControl
 from gateway.orders import GUARD, RollBack, StartCanary, Switch
 from gateway.unwritten import ChangedMeanwhile, Unwritten
@@ -197,6 +198,10 @@ class Follows:
         """By its control."""
         assert unwritten is not None
         await self._control.follow(name, msgspec.structs.replace(unwritten, history=unwritten.history[-1:]))
+
+    async def all_figures(self, name: str) -> list[VersionFigures]:
+        """Its own."""
+        return self._control.figures(name)
 
 
 # ------------------------------------------------------------ what is loading

@@ -3,10 +3,12 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import watch as module
 from gateway.orders import NextStep, Order, StartCanary
+from gateway.split import point
 from gateway.watch import Watch
 from shared.errors import HeadraceError, NotReady
 from shared.repository_writer import change_traffic
@@ -314,6 +316,25 @@ async def test_a_ramp_waits_until_enough_is_known_of_its_canary(root: Path) -> N
         known = True
         await looks(watch, 2)
         assert given == [NAME]
+
+
+async def test_a_ramp_waits_for_answers_of_its_canary_with_each_share(root: Path) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root, guard={"min_samples": 5}) as w:
+        await w.order(ramp(new, 50.0, 60.0, 100.0))
+        for percent in (50.0, 60.0):
+            canary = w.control.traffic(NAME).canary
+            assert canary is not None
+            due = msgspec.structs.replace(canary, ramp=msgspec.structs.replace(canary.ramp, next_at_s=0.0))
+            change_traffic(root, NAME, lambda now, due=due: msgspec.structs.replace(now, canary=due))
+            await w.control.reconcile(NAME)
+            await looks(w.lives.watch, 3)
+            assert (canary.percent, w.roles()[new]) == (percent, "canary"), "nobody has asked since"
+            for key in [key for key in map(str, range(100)) if point(NAME, new, key) < 0.5][:5]:
+                assert (await w.answer(routing_key=key)).version == new
+            await looks(w.lives.watch, 3)
+        assert w.roles() == {old: "standby", new: "current"}
+        w.lives.watch.close()
 
 
 async def test_it_begins_by_loading_canary_and_standby_and_goes_on_until_it_is_closed(

@@ -134,6 +134,14 @@ def test_without_a_server_the_same_transitions_are_written(root: Path, versions:
     assert last[-2]["reason"] == "because"
 
 
+def test_without_a_server_no_shadow_is_promoted(root: Path, versions: list[str]) -> None:
+    disk = OnDisk(root)
+    disk.canary("m", Canary(version=versions[1], percent=5, shadow=True))
+    with pytest.raises(Conflict, match=f"how shadow {versions[1]} has answered.* by --to {versions[1]}"):
+        disk.promote("m")
+    assert disk.switch("m", versions[1]).current == versions[1]
+
+
 def test_a_rollback_names_what_it_ends(root: Path, versions: list[str]) -> None:
     at = Reached(OnDisk(root), versions)
     at.orders.switch("m", versions[1])
