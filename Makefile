@@ -33,7 +33,7 @@ run: fetch ## Install, fetch the default model and serve it; Ctrl-C stops
 	@$(FOREGROUND) $(BIN)/headrace serve $(SERVE)
 
 .PHONY: demo
-demo: fetch ## Start everything, classify real photos, print a table, stop
+demo: fetch $(VENV)/.zoo ## Start everything, show every task on real input, stop (fetches 270 MB once)
 	@$(FOREGROUND) $(BIN)/headrace demo
 
 .PHONY: run-gateway
@@ -166,6 +166,11 @@ $(VENV)/.created:
 $(VENV)/.runtime: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing what the server needs (once; torch is large)"
 	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.zoo: $(VENV)/.runtime
+	@echo "installing what converts models of the zoo (once)"
+	@$(PIP_INSTALL) --editable '.[zoo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

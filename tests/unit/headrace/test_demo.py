@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace import demo
+from headrace import demo, demo_photos
 from headrace.client_results import Classified, Label, Outcome, ServerTiming
-from headrace.zoo import Photo
+from headrace.zoo_samples import Photo
 from shared.errors import ExitCode, StartupError
 
 LABELS = tuple(f"class {index}" for index in range(40))
@@ -25,17 +25,17 @@ def _outcome(index: int, classes: list[int]) -> Outcome:
     )
 
 
-def _report(outcomes: list[Outcome], width: int = 80) -> tuple[int, str]:
+def _report(outcomes: list[Outcome], width: int = 80) -> tuple[bool, str]:
     stream = io.StringIO()
-    code = demo.report(Console(file=stream, width=width), PHOTOS, outcomes, LABELS, 0.5)
+    code = demo_photos.report(Console(file=stream, width=width), PHOTOS, outcomes, LABELS, 0.5)
     return code, stream.getvalue()
 
 
-@pytest.mark.parametrize(("wrong", "code"), [(0, 0), (3, 0), (4, 1), (20, 1)])
-def test_seventeen_right_answers_are_enough(wrong: int, code: int) -> None:
+@pytest.mark.parametrize(("wrong", "good"), [(0, True), (3, True), (4, False), (20, False)])
+def test_seventeen_right_answers_are_enough(wrong: int, good: bool) -> None:
     outcomes = [_outcome(index, [30, index] if index < wrong else [index, 30]) for index in range(20)]
     left, text = _report(outcomes)
-    assert left == code
+    assert left == good
     assert f"top-1 {20 - wrong} of 20 right (17 are enough), top-5 20; 20 photos in 0.50 s" in text
 
 
@@ -61,5 +61,10 @@ def test_without_a_server_at_the_address_the_demo_says_so() -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StartupError, match="headrace serve") as caught:
-            demo._classify(f"127.0.0.1:{taken.getsockname()[1]}", [])
+            demo.run(f"127.0.0.1:{taken.getsockname()[1]}", None, ["classify"])
     assert caught.value.exit_code == ExitCode.PEER_LOST
+
+
+def test_a_task_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(StartupError, match="--task is 'dance'; known: classify, detect, embed, texts, generate"):
+        demo.run(None, None, ["dance"])
