@@ -259,6 +259,12 @@ def _local_channel(settings: Settings) -> grpc.Channel:
         if _answers(channel):
             return channel
         channel.close()
+    for index in living:
+        if (pid := _stopped(runtime, index)) is not None:
+            raise StartupError(
+                ExitCode.PEER_LOST,
+                f"the server's {gateway_role(index)} is stopped and answers nobody: `kill -CONT {pid}` lets it go on",
+            )
     if living:
         raise StartupError(
             ExitCode.PEER_LOST, "the server is starting or stopping and takes no orders now: try again in a moment"
@@ -268,6 +274,16 @@ def _local_channel(settings: Settings) -> grpc.Channel:
         "no server runs here: start one with `headrace serve`, or give the settings of the one that runs "
         f"(--config; it is looked for in runtime_dir, {runtime.path})",
     )
+
+
+def _stopped(runtime: RuntimeDir, index: int) -> int | None:
+    """The process id of a gateway that a signal has stopped (SIGSTOP, Ctrl-Z); None: it is not."""
+    try:
+        pid = int((runtime.path / f"{gateway_role(index)}.lock").read_text())
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError, IndexError):  # it is gone, or just coming
+        return None
+    return pid if state in {"T", "t"} else None
 
 
 def _check_folder(path: Path) -> None:

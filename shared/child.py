@@ -43,7 +43,8 @@ def bind_to_parent(parent_pid: int | None) -> None:
     """Let the kernel kill this process (SIGKILL) when its parent dies, however that happens; None does nothing.
 
     Called first thing. The kernel watches the parent's *thread* that started this process, so parents start children
-    from their main thread. Raises StartupError (PEER_LOST) when the parent is dead already.
+    from their main thread. Ends the process (PEER_LOST) without a word when the parent is dead already: who killed it
+    has said why, and a pool process that was just being started would only add a line to that.
     """
     if parent_pid is None:
         return
@@ -52,7 +53,7 @@ def bind_to_parent(parent_pid: int | None) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise StartupError(ExitCode.INTERNAL, f"prctl failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:  # it died before the call above
-        raise StartupError(ExitCode.PEER_LOST, "the process that started this one is gone")
+        raise SystemExit(int(ExitCode.PEER_LOST))
 
 
 class StopSignal:

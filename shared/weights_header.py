@@ -83,7 +83,9 @@ def _read(file: BinaryIO, kind: type[T]) -> tuple[dict[str, T], int]:
         raise BadHeader("is no safetensors file")
     raw = file.read(length)
     if len(raw) < length:
-        raise BadHeader(f"is no safetensors file, or cut off: its header has {length} bytes, of which {len(raw)} are there")
+        raise BadHeader(
+            f"is no safetensors file, or cut off: its header has {length} bytes, of which {len(raw)} are there"
+        )
     try:
         found = msgspec.json.decode(raw, type=dict[str, Any])
         found.pop("__metadata__", None)
