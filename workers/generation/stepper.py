@@ -259,6 +259,10 @@ class Stepper:
         return said.end is None
 
     def _fail(self, text: Text, failure: Failure) -> None:
+        for piece in self._pieces.get(text.job.owner, ()):
+            if piece.job == text.job.number:  # it has said something in this step
+                piece.failure = failure
+                return
         self._tell(text, Piece(text.job.number, failure=failure))
 
     def _meaning(self, error: Exception) -> Failure:

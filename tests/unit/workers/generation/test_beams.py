@@ -83,7 +83,7 @@ def plain_search(model: Model, most: int, width: int, penalty: float, ends: Sequ
     return max(ended, key=lambda each: each[0])[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     most=st.integers(1, 3),
@@ -99,7 +99,7 @@ def test_with_beams_enough_it_is_the_best_text_of_all(seed: int, most: int, pena
     assert found.score == pytest.approx(score, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     most=st.integers(1, 9),
