@@ -67,6 +67,7 @@ class TextPipeline(Pipeline[O]):
         """Raises StartupError: BAD_SETTINGS for contradictory lengths, MODEL_LOAD for a missing tokeniser."""
         super().__init__(config, folder, labels)
         self.lengths = _lengths(self.config)
+        self._warm_shapes: tuple[Shapes, ...] = tuple(((length,),) for length in self.lengths)
         path = self.find_file(self.config.tokenizer)
         if not path.is_file():
             raise StartupError(
@@ -87,7 +88,7 @@ class TextPipeline(Pipeline[O]):
 
     def warm_shapes(self) -> tuple[Shapes, ...]:
         """One for each length."""
-        return tuple(((length,),) for length in self.lengths)
+        return self._warm_shapes
 
     def preprocess(self, item: RawInput, options: O, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
         """`tokens` int32 [1, length]. Raises InvalidInput."""

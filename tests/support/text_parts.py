@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import cast
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
+
+from shared.repository import Meta
+from shared.repository_writer import add_version
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = (  # noqa: SIM905 - a list would take forty lines
@@ -108,3 +112,37 @@ TEXTS = (
     "the long and short text of a very good day in the rain, they ran home; it was not bad " * 2,
 )
 """Of mixed lengths."""
+
+
+MODELS = {
+    "embed": ("text_embedding", "tiny_bert", ()),
+    "classify": ("text_classification", "tiny_classifier", ("toxic", "kind", "neutral")),
+    "tag": ("token_classification", "tiny_tagger", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
+}
+"""Name → pipeline, network, labels."""
+MAX_TOKENS = 64
+"""Of one text of these."""
+
+
+def write_models(root: Path, batching: str = "") -> Path:
+    """A model repository of all tasks. The networks' code is this file, in each model's folder."""
+    root.mkdir(parents=True)
+    for name, (pipeline, factory, labels) in MODELS.items():
+        folder = root / name
+        folder.mkdir()
+        (folder / "tiny.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        named = "labels: labels.txt\n" if labels else ""
+        settings = f"preprocessing:\n  max_tokens: {MAX_TOKENS}\n  vocabulary: {len(vocabulary())}\n"
+        (folder / "model.yaml").write_text(
+            f"pipeline: {pipeline}\nnetwork: tiny:{factory}\n{named}{batching}{settings}"
+        )
+        files = {"model.safetensors": root / "model.safetensors", "tokenizer.json": write_tokeniser(root)}
+        network: nn.Module = globals()[factory]()
+        safetensors.torch.save_file(network.state_dict(), files["model.safetensors"])
+        if labels:
+            files["labels.txt"] = root / "labels.txt"
+            files["labels.txt"].write_text("".join(f"{label}\n" for label in labels))
+        add_version(root, name, files, Meta(source="test"), make_current=True, by="test")
+        for path in files.values():
+            path.unlink()
+    return root
