@@ -24,8 +24,8 @@ SENSITIVE = Touchy()
 FINE = [token for token in range(64) if token not in (POISON, NOT_A_NUMBER, ENDS)]
 PROMPTS = st.lists(st.sampled_from(FINE), min_size=1, max_size=24)
 COUNTS = st.integers(1, 16)
-EXAMPLES = 8
-"""Each is many texts; with 60 of them each nothing else was found, in two minutes."""
+EXAMPLES = 20
+"""Each is many texts."""
 
 
 def code(outcome: Outcome) -> str | None:
