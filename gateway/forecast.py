@@ -73,6 +73,10 @@ class Load(Protocol):
     def max_rows(self) -> int:
         """Rows of a full batch."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether its rows take the worker again and again, for a short time each: texts, step by step."""
+
     def batch_s(self, rows: int) -> float:
         """Seconds of a batch of `rows` rows."""
 
@@ -115,7 +119,7 @@ class Forecast:
             pool_s += min(other.unprepared_items, other.preparing_rows) * other.prepare_s
             batch_s = other.batch_s(min(other.rows_in_flight, other.max_rows))
             share_s = ahead_s * other.weight / load.weight
-            if other.rows_in_flight < FLOODED * other.max_rows:
+            if other.rows_in_flight < FLOODED * other.max_rows and not other.goes_on:
                 running_s = max(running_s, batch_s)
                 later_s += min(_backlog_s(other, other.rows_in_flight), share_s)
             else:  # more of it keeps coming, and of the batch that runs a part is done

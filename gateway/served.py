@@ -136,6 +136,11 @@ class ServedModel:
         return self.limits.max_rows
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its rows take the worker again and again, for a short time each: texts, step by step."""
+        return self.pipeline.generates
+
+    @property
     def weight(self) -> float:
         """Its share of worker time, in relation to other models."""
         return self.limits.weight

@@ -32,6 +32,7 @@ class FakeLoad:
         self.weight = weight
         self.prepare_s = prepare_s
         self.max_rows = max_rows
+        self.goes_on = False
         self._a_s, self._b_s = a_s, b_s
 
     def batch_s(self, rows: int) -> float:
@@ -47,6 +48,17 @@ def test_a_deadline_that_has_passed_is_refused_by_an_idle_server_too() -> None:
     load = FakeLoad()
     with pytest.raises(DeadlineExceeded, match="had passed when the request arrived"):
         Forecast(2, [load]).check(load, 1, 0.0)
+
+
+def test_texts_take_their_share_step_by_step_however_few_they_are() -> None:
+    load, texts = FakeLoad(), FakeLoad(a_s=0.004, b_s=0.0)
+    forecast = Forecast(2, [load, texts])
+    texts.rows_in_flight = 1
+    texts.goes_on = True
+    own_s = load.prepare_s + load.batch_s(1)
+    assert forecast.predict_s(load, 1) == pytest.approx(0.004 / 2 + own_s)  # of the step that runs a part is done
+    load.rows_in_flight = 16
+    assert forecast.predict_s(load, 1) == pytest.approx(2 * 2 * 0.010 + own_s)  # half of the time goes to the text
 
 
 def test_the_longer_backlog_decides() -> None:
