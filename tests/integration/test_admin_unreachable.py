@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from headrace.admin_client import AdminClient
 from shared.errors import ExitCode, StartupError
-from tests.support.fake_admin import admin_settings
+from tests.support.fake_admin import AdminThread, admin_settings
 from tests.support.stack import ROOT, eventually
 
 HOLDER = """
@@ -23,14 +22,6 @@ runtime = RuntimeDir.open(Path(sys.argv[1]))
 runtime.lock("gateway")
 print("held", flush=True)
 sys.stdin.read()
-"""
-NO_TLS = """
-import socket, sys
-listening = socket.socket(fileno=int(sys.argv[1]))
-while True:
-    caller = listening.accept()[0]
-    caller.send(b"no TLS")
-    caller.close()
 """
 
 
@@ -53,44 +44,19 @@ def test_a_gateway_that_is_stopped_is_told_from_one_that_starts(root: Path, runt
         holder.communicate(timeout=10)
 
 
-def test_a_handshake_that_fails_is_one_sentence_and_no_line_of_the_library(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.touch(0o600)
-    token.write_text("0123456789abcdef-token\n")
-    with socket.create_server(("127.0.0.1", 0)) as plain:  # takes connections, and knows no TLS
-        port = plain.getsockname()[1]
-        answering = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                NO_TLS,
-                str(plain.fileno()),
-            ],
-            pass_fds=[plain.fileno()],
-        )
-        try:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "headrace",
-                    "models",
-                    "status",
-                    "-a",
-                    f"127.0.0.1:{port}",
-                    "--token-file",
-                    token,
-                ],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        finally:
-            answering.kill()
-            answering.wait()
+def test_a_handshake_that_fails_is_one_sentence_and_no_line_of_the_library(
+    over_tcp: AdminThread, token_file: Path, tmp_path: Path
+) -> None:
+    address = f"localhost:{over_tcp.running.port}"  # its certificate is signed by nobody that the system trusts
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "models", "status", "-a", address, "--token-file", token_file],
+        cwd=tmp_path,
+        env={**{name: value for name, value in os.environ.items() if "GRPC" not in name}, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == ExitCode.PEER_LOST
-    assert done.stderr.startswith(f"headrace: no admin service answers at 127.0.0.1:{port}")
+    assert done.stderr.startswith(f"headrace: no admin service answers at {address}")
     assert len(done.stderr.splitlines()) == 1, done.stderr
