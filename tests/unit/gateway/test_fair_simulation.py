@@ -119,7 +119,7 @@ class Gate:
 
         def __init__(self, key: QueueKey, weight: float) -> None:
             self.key = key
-            self.weight = weight
+            self.weight, self.goes_on = weight, False
             self.rows_in_flight = 0
             self.book = Book()
 
