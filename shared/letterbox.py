@@ -23,7 +23,8 @@ class Letterbox(msgspec.Struct, frozen=True):
         shift = np.array([self.left, self.top] * 2, np.float64)
         scale = np.array([self.width / self.inner_width, self.height / self.inner_height] * 2)
         edges = np.array([self.width, self.height] * 2, np.float64)
-        return np.clip((boxes - shift) * scale, 0.0, edges)
+        inside: Boxes = np.clip((boxes - shift) * scale, 0.0, edges)
+        return inside
 
 
 def fit(width: int, height: int, size: int) -> Letterbox:
