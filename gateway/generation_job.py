@@ -1,9 +1,9 @@
 """One text between its request and a worker: what has come of it, and who waits for more. Event loop only."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -148,3 +148,8 @@ def was_not_begun(job: Job, code: str | None) -> bool:
 def may_have_been(doing: Doing | None) -> bool:
     """Whether a text may have ended the worker that left this record: it was at none of our batches."""
     return doing is None or doing.batch == ELSEWHERE
+
+
+def is_repeatable(options: Mapping[str, Any]) -> bool:
+    """Whether a request's options, as they were given and found right, give the same text each time."""
+    return not options.get("temperature") or options.get("seed") is not None

@@ -10,6 +10,7 @@ from gateway.cost_model import CostModel
 from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
 from gateway.flow import Flow
+from gateway.generation_job import is_repeatable
 from gateway.judge import Judge
 from gateway.metrics import MeasuredRequest, Metrics
 from gateway.model_control import ModelControl
@@ -125,6 +126,8 @@ class Lives:
         split = self._routing.split(model.name)
         if split is None or not split.shadow or model is not split.current or request.version:
             return
+        if model.pipeline.generates and not is_repeatable(request.options):
+            return  # two texts that are drawn differ, whatever the versions
         shadow = split.copies(split.key(request.routing_key, request.request_id))
         if shadow is not None:
             self.shadows.copy(shadow, request, results)
