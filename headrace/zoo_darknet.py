@@ -1,13 +1,14 @@
 """Weights in Darknet's own format: a header and then nothing but float32 numbers, in the network's order."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from shared.errors import ExitCode, StartupError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 _HEADER_BYTES = 20
@@ -26,15 +27,17 @@ class Convolution(NamedTuple):
 
 class _Reader:
     def __init__(self, raw: bytes) -> None:
-        self._values = np.frombuffer(raw, "<f4", offset=_HEADER_BYTES)
+        import numpy as np  # noqa: PLC0415 - only while weights are converted
+
+        self._values: npt.NDArray[np.float32] = np.frombuffer(raw, "<f4", offset=_HEADER_BYTES)
         self._at = 0
 
-    def take(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        count = int(np.prod(shape))
+    def take(self, *shape: int) -> "npt.NDArray[np.float64]":
+        count = math.prod(shape)
         if self._at + count > len(self._values):
             raise StartupError(ExitCode.MODEL_LOAD, "the Darknet file ends before the network does")
         self._at += count
-        return self._values[self._at - count : self._at].reshape(shape).astype(np.float64)
+        return self._values[self._at - count : self._at].reshape(shape).astype("f8")
 
     def end(self) -> None:
         if self._at != len(self._values):
@@ -47,7 +50,8 @@ def folded(raw: bytes, shapes: Sequence[tuple[int, int, int]], linear: Collectio
 
     Folded in float64, as Darknet computes it. Raises StartupError when the file is too short or too long.
     """
-    import torch  # noqa: PLC0415 - only while weights are converted
+    import numpy as np  # noqa: PLC0415 - only while weights are converted
+    import torch  # noqa: PLC0415
 
     reader = _Reader(raw)
     tensors = {}
