@@ -1,4 +1,4 @@
-"""Networks of the Llama kind, for the worker: RMS norm, rotary positions, grouped queries, SwiGLU, tied head.
+"""Networks of the Llama kind, for the worker: RMS norm, rotary positions, grouped queries, SwiGLU.
 
 Parameter names are those in which such checkpoints are published (`model.layers.0.self_attn.q_proj.weight`, …).
 `extend` is what the worker runs, with a key-value cache; `forward` is the plain network over whole rows, without one:
@@ -37,6 +37,8 @@ class LlamaShape(NamedTuple):
     """Which two numbers of a head turn together: neighbours, as in GGUF files, or each with the one half a head on, as
     in checkpoints of `transformers`. The weights were laid out for one of the two; with the other it is noise."""
     eps: float = 1e-5
+    tied: bool = True
+    """The head is the embedding once more; else `lm_head.weight`."""
 
     @property
     def head(self) -> int:
@@ -146,7 +148,7 @@ class Layer(nn.Module):
 
 
 class LlamaBody(nn.Module):
-    """Everything below the head, which is the embedding once more."""
+    """Everything below the head."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -171,6 +173,7 @@ class Llama(GeneratingNetwork):
         self.context = shape.context
         self.vocabulary_size = shape.vocabulary
         self.model = LlamaBody(shape)
+        self.lm_head = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._blocks = Blocks(shape.layers, shape.key_heads, shape.head)
         self.token_bytes = self._blocks.token_bytes
         half = torch.arange(0, shape.head, 2, dtype=torch.float64) / shape.head
@@ -214,7 +217,8 @@ class Llama(GeneratingNetwork):
         return cast("Tensor", self.model(tokens, _Step(turn, _Kept(state, where, mask))))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, self.model.embed_tokens.weight).float()
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return functional.linear(hidden, head).float()
 
 
 def smollm2_135m() -> Llama:

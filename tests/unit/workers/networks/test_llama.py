@@ -213,6 +213,14 @@ def test_against_attention_written_out() -> None:
     torch.testing.assert_close(network(torch.tensor([tokens]))[0].double(), expected, **CLOSE)
 
 
+def test_a_head_of_its_own() -> None:
+    tied, own = _network(), _network(SMALL._replace(tied=False))
+    assert set(own.state_dict()) - set(tied.state_dict()) == {"lm_head.weight"}
+    own.load_state_dict(tied.state_dict() | {"lm_head.weight": 2 * tied.model.embed_tokens.weight})
+    tokens = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(own(tokens), 2 * tied(tokens), **CLOSE)
+
+
 def test_no_new_tokens_are_a_mistake() -> None:
     network = _network()
     empty = torch.zeros(1, 0, dtype=torch.int64)
