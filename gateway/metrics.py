@@ -251,7 +251,8 @@ class MeasuredRequest:
             self._dropped(name, outcome)
             return
         requests.request_s.observe(spent_s)
-        _observe_stages(requests, self.request.times)
+        if not self.request.times.reused:  # what was not computed went through no stage
+            _observe_stages(requests, self.request.times)
         if self.request.times.nonfinite_rows:
             requests.nonfinite.inc(self.request.times.nonfinite_rows)
         statistics.succeeded(spent_s, self.request.times, self.rows)

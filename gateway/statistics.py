@@ -1,7 +1,8 @@
 """Cumulative counts per model, as the Open Inference Protocol's statistics report them. Plain numbers, event loop only.
 
 Durations are nanoseconds. Success counts requests, `inference_count` rows, `execution_count` batches. Queue and the
-three compute stages are counted once per successful request, so that their counts are equal to success.
+three compute stages are counted once per successful request that was computed, so that without a cache their counts are
+equal to success.
 """
 
 import time
@@ -59,8 +60,10 @@ class ModelStatistics:
     """By rows."""
 
     def succeeded(self, seconds: float, times: StageTimes, rows: int) -> None:
-        """One request was answered, after `ran` was told of its batch."""
+        """One request was answered, after `ran` was told of its batch, if it was not answered by what there was."""
         self.success.add(seconds)
+        if times.reused:
+            return
         self.queue.add(times.admit_s + times.wait_s + times.batch_s)
         self.compute_input.add(times.prepare_s + times.copy_s)
         self.compute_infer.add(times.run_s)

@@ -154,6 +154,15 @@ def test_a_version_that_is_gone_takes_its_series_along_and_its_model_s_stay() ->
     assert count(metrics, model.version) == 1
 
 
+def test_what_was_not_computed_adds_no_zeros_to_the_stages() -> None:
+    metrics = Metrics()
+    for reused in ("", "kept", "shared"):
+        with metrics.request(request(StageTimes(reused=reused))) as measured:
+            measured.routed(served())
+    assert value(metrics, "headrace_request_seconds_count", model="words") == 3
+    assert value(metrics, "headrace_stage_seconds_count", model="words", stage="run") == 1
+
+
 def test_who_judges_is_told_of_each_request_that_went_to_a_version() -> None:
     metrics, model = Metrics(), served()
     told: list[tuple[object, Code | None, str]] = []

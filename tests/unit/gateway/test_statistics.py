@@ -15,6 +15,14 @@ def test_the_stage_counts_equal_success() -> None:
     assert model.last_inference_ms > 0
 
 
+def test_what_was_not_computed_is_a_success_and_no_inference() -> None:
+    model = Statistics().of("words", "")
+    for reused in ("kept", "shared"):
+        model.succeeded(3e-5, StageTimes(reused=reused), rows=5)
+    assert (model.success.count, model.inference_count, model.last_inference_ms) == (2, 0, 0)
+    assert {each.count for each in (model.queue, model.compute_input, model.compute_infer, model.compute_output)} == {0}
+
+
 def test_failures_by_reason_and_batches_by_size() -> None:
     statistics = Statistics()
     model = statistics.of("words", "")
