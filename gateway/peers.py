@@ -94,11 +94,15 @@ class Figures(msgspec.Struct, tag="figures"):
     model: str
 
 
+class Held(msgspec.Struct, tag="held"):
+    """Which versions do you hold? Answered with a list of pairs, model and version."""
+
+
 class Alive(msgspec.Struct, tag="alive"):
     """Do you answer? Answered with nothing."""
 
 
-Ask: TypeAlias = Alive | Figures | Show | Control | Changes | Ordered | Prepare | Abandon | Adopt
+Ask: TypeAlias = Alive | Figures | Held | Show | Control | Changes | Ordered | Prepare | Abandon | Adopt
 
 
 class Answer(msgspec.Struct):

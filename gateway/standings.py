@@ -7,7 +7,7 @@ from gateway.figures import VersionFigures
 from gateway.model_files import InForce, ModelFiles
 from gateway.orders import Standing
 from gateway.routing import Routing
-from gateway.state import ModelState
+from gateway.state import ModelState, held
 from shared.errors import UnknownModel
 from shared.traffic import Traffic
 
@@ -30,6 +30,10 @@ class Standings:
     def index(self) -> list[ModelState]:
         """All versions that are served, and models that were until they were unloaded."""
         return self._routing.states()
+
+    async def held(self) -> set[tuple[str, str]]:
+        """Models and versions that are in use, whatever the disk says; with several gateways, at any of them."""
+        return held(self.index())
 
     def traffic(self, name: str) -> Traffic:
         """What is in force. Raises UnknownModel."""

@@ -1,6 +1,6 @@
 """What the server is able to do right now, as health, `/readyz` and `/debug` tell it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -44,6 +44,11 @@ class ModelState(msgspec.Struct):
 def comes_by_request(state: ModelState) -> bool:
     """Whether a version is loaded by the requests that want it, as far as anybody knows."""
     return state.on_demand and state.phase not in {"no_worker", "failed"}
+
+
+def held(states: Iterable[ModelState]) -> set[tuple[str, str]]:
+    """Models and versions that can't be deleted: they answer, or are being loaded."""
+    return {(each.name, each.version) for each in states if each.phase not in {"unloaded", "failed"}}
 
 
 class ServerState(Protocol):

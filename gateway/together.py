@@ -12,7 +12,8 @@ from gateway.expositions import merged
 from gateway.figures import VersionFigures
 from gateway.figures import merged as merged_figures
 from gateway.model_control import ModelControl
-from gateway.peers import Alive, Figures, PeerGone, Show, ask
+from gateway.peers import Alive, Figures, Held, PeerGone, Show, ask
+from gateway.state import held
 from shared.errors import HeadraceError
 
 SHOW_LIMIT_S = 1.0
@@ -72,11 +73,23 @@ class Together:
         heard = [answer for answer in answers if isinstance(answer, bytes)]
         return merged_figures([own, *(msgspec.msgpack.decode(each, type=list[VersionFigures]) for each in heard)])
 
-    def show(self, asked: Alive | Show | Figures) -> bytes:
+    async def held(self) -> set[tuple[str, str]]:
+        """Versions that any gateway holds; one that is gone, or hangs, holds nothing that would be asked for again."""
+        asked = [ask(self._sockets[index], Held(), SHOW_LIMIT_S) for index in self._others()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = held(self._control.index())
+        for answer in answers:
+            if isinstance(answer, bytes):
+                found.update(msgspec.msgpack.decode(answer, type=list[tuple[str, str]]))
+        return found
+
+    def show(self, asked: Alive | Show | Figures | Held) -> bytes:
         """What another gateway asks to see of this one. Raises UnknownModel."""
         match asked:
             case Figures(model=name):
                 return msgspec.msgpack.encode(self._control.figures(name))
+            case Held():
+                return msgspec.msgpack.encode(sorted(held(self._control.index())))
             case Show(what="metrics"):
                 return self._own_metrics()
             case Show():

@@ -40,6 +40,9 @@ class AdminPort(Protocol):
     def index(self) -> list[ModelState]:
         """Every version that this gateway knows."""
 
+    async def held(self) -> set[Key]:
+        """Versions that any gateway of this server holds, whatever traffic.json says."""
+
     async def load(self, name: str) -> None:
         """Serve what traffic.json and model.yaml say now, and wait for the proof. Raises HeadraceError."""
 
@@ -76,7 +79,7 @@ class Admin:
         self._port = behind.port
         self._disk = Disk(settings.repository)
         self._uploads = Uploads(settings.repository, self._disk)
-        self._storage = Storage(settings.repository, self._disk, self._in_use)
+        self._storage = Storage(settings.repository, self._disk, self._port.held)
         self._watches = Watches(self.states, self._traffic, lambda: admin_render.memory(behind.memory()))
         self._orders = Shielded()
         behind.state.subscribe(self._watches.notify)
@@ -131,10 +134,6 @@ class Admin:
             return self._port.traffic(name)
         except UnknownModel:
             return Traffic(current="")
-
-    def _in_use(self) -> set[Key]:
-        """Versions that this server holds, whatever traffic.json says."""
-        return {(each.name, each.version) for each in self._port.index() if each.phase not in {"unloaded", "failed"}}
 
     async def list_models(self, _request: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:
         """All models, whether served or only stored."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gateway.api import admin_parse, admin_render
@@ -32,7 +32,7 @@ log = get_logger()
 class Storage:
     """Event loop only; what touches the disk runs in threads."""
 
-    def __init__(self, root: Path, disk: Disk, in_use: Callable[[], set[Key]]) -> None:
+    def __init__(self, root: Path, disk: Disk, in_use: Callable[[], Awaitable[set[Key]]]) -> None:
         """`in_use`: versions that the server holds, whatever traffic.json says."""
         self._root = root
         self._disk = disk
@@ -113,7 +113,7 @@ class Storage:
         loop = asyncio.get_running_loop()
 
         async def now() -> set[str]:
-            return {version for model, version in self._in_use() if model == name}
+            return {version for model, version in await self._in_use() if model == name}
 
         return lambda: asyncio.run_coroutine_threadsafe(now(), loop).result(LOOP_LIMIT_S)
 

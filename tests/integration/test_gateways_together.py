@@ -86,6 +86,13 @@ async def running(folder: Path, *controls: Control) -> AsyncIterator[list[Everyw
             each.close()
 
 
+async def test_a_version_that_any_gateway_holds_is_held_and_one_that_is_gone_keeps_nobody_waiting(folder: Path) -> None:
+    async with running(folder, Control("one"), Control("two"), Control("three")) as (first, _, third):
+        assert await first.held() == {(name, "0" * 16) for name in ("one", "two", "three")}
+        third.close()
+        assert await first.held() == {(name, "0" * 16) for name in ("one", "two")}
+
+
 async def test_any_gateway_shows_all_and_names_who_does_not_answer(folder: Path) -> None:
     async with running(folder, Control(), Control(), Control()) as (first, second, third):
         for asked in (first, second, third):

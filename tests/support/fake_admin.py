@@ -16,7 +16,7 @@ from gateway.api.admin import Admin, Behind
 from gateway.api.admin_server import RunningAdmin, start_admin
 from gateway.figures import VersionFigures
 from gateway.orders import Order, Standing, applied
-from gateway.state import ModelState, Role
+from gateway.state import ModelState, Role, held
 from shared.errors import HeadraceError, UnknownModel, UnknownVersion
 from shared.messages import MemoryNote, ModelUse
 from shared.repository import Meta, Repository
@@ -103,6 +103,9 @@ class Control(State):
             for name in self.names()
             for version in self.traffic(name).wanted()
         ]
+
+    async def held(self) -> set[tuple[str, str]]:
+        return held(self.index())
 
     def models(self) -> list[ModelState]:
         return self.index()
