@@ -157,10 +157,15 @@ class Judge:
             watched.guard.compared(agrees=agrees)
             self._conclude(shadow.name, watched)
 
-    def unloadable(self, model: ServedModel) -> None:
-        """A version that is loaded on demand could not be. A canary is ended, while the current version can answer.
+    def canaries(self) -> list[ServedModel]:
+        """Those that are compared."""
+        return [each.split.canary for each in self._watched.values() if each.split.canary is not None]
 
-        Else it would be tried again every few seconds, by callers of whom each waits until that fails.
+    def unloadable(self, model: ServedModel) -> None:
+        """A version could not be loaded. A canary is ended, while the current version can answer.
+
+        Else one that is loaded on demand would be tried again every few seconds, by callers of whom each waits until
+        that fails; and one that was lost with its worker would have its share again at any time, without an order.
         """
         watched = self._watched.get(model.name)
         if watched is None or watched.split.canary is not model or model.state.phase != "failed":

@@ -62,7 +62,7 @@ class Lives:
         """`forget(number)`: whoever else remembers something of a version, until it is gone for good."""
         self._settings = settings
         self._routing = routing
-        self._metrics = knit.metrics
+        self._metrics, self._readiness = knit.metrics, knit.readiness
         self.versions = Versions(settings, routing, knit.dispatch, knit.pool, knit.workers)
         self.versions.connect(knit.readiness, [forget, knit.flow.generation.forget])
         self.versions.gone = knit.metrics.forget
@@ -82,6 +82,7 @@ class Lives:
             settings.worker.return_limit_ms / 1000,
         )
         knit.readiness.subscribe(self.demand.changed)
+        knit.readiness.subscribe(self._look_at_canaries)
         knit.readiness.greeted = self.demand.again
         knit.flow.load, parked.wanted, generation.lobby.wanted = self._load, self.demand.load, self.demand.load
         self.versions.withdrawn = generation.withdraw
@@ -94,6 +95,12 @@ class Lives:
         self.judge.order = orders.order
         self.watch = Watch(self._settings.repository, self.control, orders.order, leads=leads)
         self.watch.has_evidence = self.judge.has_evidence
+
+    def _look_at_canaries(self) -> None:
+        """One that its worker's successor can't load is ended, as soon as the current version is there again."""
+        for model in self.judge.canaries():
+            if self._readiness.load_failed(model):
+                self.judge.unloadable(model)
 
     async def _load(self, model: ServedModel) -> None:
         try:

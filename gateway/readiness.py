@@ -63,7 +63,7 @@ class Readiness(WorkerEvents):
         self._pipelines_open: set[int] = set()
         self._failures: dict[int, int] = {}
         self._failed_s: dict[int, float] = {}
-        """When loading last failed for good."""
+        """When loading last failed for good, of those of which it is not tried again yet."""
         self._refused: dict[int, str] = {}
         """Models whose pipeline can't be built, and why: no worker's message changes that."""
         self._draining = False
@@ -82,10 +82,7 @@ class Readiness(WorkerEvents):
         return self._routing.states()
 
     def not_ready_reason(self) -> str | None:
-        """None when every served model can answer a request; otherwise one sentence.
-
-        Only current versions count, and none of a model that was ordered beside the others and has never been ready.
-        """
+        """None when every served model can answer; else one sentence. Current versions count that are not on trial."""
         if self._draining:
             return "the server is stopping"
         for state in self.models():
@@ -118,7 +115,7 @@ class Readiness(WorkerEvents):
 
     def pipeline_opened(self, number: int, failure: HeadraceError | None) -> None:
         """A pool process built the model's pipeline, or can't."""
-        model = self._model(number)
+        model = self._routing.get(number)
         if model is None or number in self._pipelines_open:
             return
         if failure is not None:
@@ -141,11 +138,11 @@ class Readiness(WorkerEvents):
     def model_loaded(self, worker: Worker, message: ModelLoaded) -> None:
         """Loaded and warm; not ready before a batch has come back."""
         self._workers.setdefault(worker.identity, _OnWorker()).came(message.model)
-        model = self._model(message.model)
+        model = self._routing.get(message.model)
         if model is None or model.state.phase == "unloaded":
             return
-        model.state.precision = message.precision
-        model.state.row_cap = message.row_cap
+        self._failed_s.pop(message.model, None)
+        model.state.precision, model.state.row_cap = message.precision, message.row_cap
         model.state.memory_bytes = message.memory_bytes
         model.state.load_s, model.state.stages_s = message.load_s, message.stages_s
         if model.state.phase != "ready":
@@ -155,25 +152,25 @@ class Readiness(WorkerEvents):
     def model_failed(self, worker: Worker, model: int, error: HeadraceError) -> None:
         """The version can't be loaded on this worker; failed only when no other one has it or may still load it."""
         self._workers.setdefault(worker.identity, _OnWorker()).failed.add(model)
-        failed = self._model(model)
+        failed = self._routing.get(model)
         if failed is None or self._loaded_somewhere(failed):
             return
         here = all(model in on_worker.failed for on_worker in self._workers.values())
         hopeless = here and len(self._seen) >= self._expected_workers
-        self._set(failed, "failed" if hopeless else "loading", error.text)
         if hopeless:
             self._failed_s[model] = now_s()
+        self._set(failed, "failed" if hopeless else "loading", error.text)
 
     def model_evicted(self, worker: Worker, model: int) -> None:
         """A version that is loaded on demand made room for another one."""
         self._workers.setdefault(worker.identity, _OnWorker()).forget(model)
-        evicted = self._model(model)
+        evicted = self._routing.get(model)
         if evicted is not None and evicted.state.phase != "unloaded" and not self._loaded_somewhere(evicted):
             self._set(evicted, "on_demand", ON_DEMAND)
 
     def model_noted(self, _worker: Worker, message: ModelNote) -> None:
         """How the model runs now; with several workers, on the one that spoke last."""
-        model = self._model(message.model)
+        model = self._routing.get(message.model)
         if model is not None:
             model.state.precision, model.state.row_cap = message.precision, message.row_cap
 
@@ -193,7 +190,12 @@ class Readiness(WorkerEvents):
     def wanted(self, model: ServedModel) -> None:
         """The version is to be loaded."""
         others = bool(self._workers)
+        self._failed_s.pop(model.number, None)
         self._set(model, "loading" if others else "no_worker", _LOADING if others else NO_WORKER)
+
+    def load_failed(self, model: ServedModel) -> bool:
+        """Whether no worker could load it, and none is trying."""
+        return model.number in self._failed_s
 
     def forget(self, number: int) -> None:
         """The version is gone for good."""
@@ -216,11 +218,12 @@ class Readiness(WorkerEvents):
             # One that may be given up is not kept in use by proofs: it was proven when it was loaded.
             if model.state.phase == "ready" and model.pinned and now - model.proven_s > PROVE_EVERY_S:
                 self._maybe_prove(model)
-        for number in [number for number, since_s in self._failed_s.items() if now - since_s > TRY_AGAIN_S]:
-            del self._failed_s[number]
-            model_ = self._model(number)
-            if model_ is not None and not model_.pinned and model_.state.phase == "failed":
-                self._without_worker(model_)
+        lapsed = [number for number, since_s in self._failed_s.items() if now - since_s > TRY_AGAIN_S]
+        for model in filter(None, map(self._routing.get, lapsed)):
+            if not model.pinned:  # those are tried again by orders, and by a new worker
+                del self._failed_s[model.number]
+                if model.state.phase == "failed":
+                    self._without_worker(model)
 
     # ------------------------------------------------------------ proofs
 
@@ -269,9 +272,6 @@ class Readiness(WorkerEvents):
 
     def _loaded_somewhere(self, model: ServedModel) -> bool:
         return any(model.number in on_worker.loaded for on_worker in self._workers.values())
-
-    def _model(self, number: int) -> ServedModel | None:
-        return self._routing.get(number)
 
     def _set(self, model: ServedModel, phase: Phase, reason: str) -> None:
         state = model.state

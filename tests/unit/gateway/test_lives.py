@@ -244,6 +244,25 @@ async def test_a_canary_whose_inputs_end_workers_is_rolled_back_at_the_second_on
         assert entry["reason"] == "a worker died or hung with 2 of its batches, with 0 of the current version's"
 
 
+async def test_a_canary_that_its_worker_s_successor_can_not_load_is_rolled_back_once_the_current_version_is_there(
+    root: Path,
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        w.router.bad[new] = "its weights are gone"
+        w.router.holds.add(old)
+        w.workers.on_lost(next(iter(w.workers.workers())).identity)
+        w.greet()
+        await w.until("it to fail", lambda: w.model(new).state.phase == "failed")
+        assert w.lives.judge._ordered == {}, "nobody else could answer"
+        w.router.finish()
+        await rolled_back(w, old)
+        entry = w.on_disk().history[-1]
+        assert (entry["reason"], entry["figures"]["measure"]) == ("can't be loaded: its weights are gone", "load")
+        assert (await w.answer(routing_key=keys_of(new, 1)[0])).version == old
+
+
 async def test_a_canary_that_hangs_is_rolled_back_at_the_second_time_and_the_late_answers_are_not_the_other_ones(
     root: Path,
 ) -> None:

@@ -310,6 +310,8 @@ async def test_one_on_demand_that_could_not_be_loaded_may_be_asked_for_again_and
     monkeypatch.setattr(readiness_module, "now_s", lambda: later)
     world.readiness.tick()
     assert [model.state.phase for model in world.models] == ["on_demand", "failed"]
+    assert [world.readiness.load_failed(model) for model in world.models] == [False, True]
+    world.load(worker, 2)
     assert world.readiness._failed_s == {}
 
 
