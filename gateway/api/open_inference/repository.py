@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from gateway.shielded import Shielded
 from gateway.state import ModelState, Phase, ServerState
 from shared.errors import InvalidInput, UnknownModel, Unsupported
 
@@ -38,6 +39,7 @@ class Repository:
         self._state = state
         self._control = control
         self._allowed = allowed
+        self._orders = Shielded()
 
     @property
     def is_open(self) -> bool:
@@ -50,15 +52,18 @@ class Repository:
         return [model for model in models if model.phase in {"ready", "on_demand"} or not only_ready]
 
     async def load(self, name: str) -> None:
-        """Raises Unsupported (switched off), InvalidInput (no name), UnknownModel."""
-        await self._opened(name).load(name)
+        """What has begun goes on when the caller leaves.
+
+        Raises Unsupported (switched off), InvalidInput (no name), UnknownModel, Overloaded.
+        """
+        await self._orders.carried_out(self._opened(name).load(name))
 
     async def unload(self, name: str) -> None:
         """Raises as `load`."""
         control = self._opened(name)
         if all(model.name != name for model in control.index()):
             raise UnknownModel(f"model {name[:100]!r} is not served")
-        await control.unload(name)
+        await self._orders.carried_out(control.unload(name))
 
     def _opened(self, name: str) -> ModelControl:
         if not self._allowed:

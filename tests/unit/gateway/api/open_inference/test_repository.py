@@ -1,5 +1,6 @@
 """Load and unload go to the control only when the settings allow it and the model is known."""
 
+import asyncio
 from typing import get_args
 
 import pytest
@@ -51,6 +52,26 @@ async def test_an_allowed_control_is_told() -> None:
 async def test_what_is_refused(repository: Repository, name: str, error: type[HeadraceError], part: str) -> None:
     with pytest.raises(error, match=part):
         await repository.unload(name)
+
+
+async def test_what_has_begun_goes_on_when_the_caller_leaves() -> None:
+    control, go_on = Control(), asyncio.Event()
+    really = control.load
+
+    async def slow(name: str) -> None:
+        await go_on.wait()
+        await really(name)
+
+    control.load = slow  # type: ignore[method-assign]  # as a large model's
+    repository = Repository(State(), control, allowed=True)
+    caller = asyncio.create_task(repository.load("b"))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go_on.set()
+    await asyncio.gather(*repository._orders._tasks)
+    assert control.told == [("load", "b")]
 
 
 def test_without_a_control_the_index_is_what_is_served() -> None:
