@@ -132,6 +132,10 @@ bench-overload: $(VENV)/.dev ## Offer two and four times what the server can do:
 bench-loads: $(VENV)/.dev fetch ## Measure live traffic while versions load, and memory after many loads (about 8 minutes)
 	@$(PY) -m bench.model_loads
 
+.PHONY: bench-texts
+bench-texts: $(VENV)/.dev ## Measure texts of many lengths: buckets, padding, bare loops (about 6 minutes)
+	@$(PY) -m bench.text_lengths
+
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev fetch ## Measure a CUDA device alone, in the worker and behind the server (about 5 minutes)
 	@$(PY) -m bench.gpu
