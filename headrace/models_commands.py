@@ -56,6 +56,8 @@ def models_fetch(
 ) -> None:
     """Fetch known models by name, version and SHA-256, and make them current. Quick when they are there already.
 
+    `headrace models zoo` lists what is known.
+
     Examples:
         headrace models fetch
 
