@@ -1,6 +1,7 @@
 """Several gateways' cores in one process over one repository, with the real sockets between them."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.everywhere import Everywhere
 from gateway.orders import Order, Promote, RollBack, StartCanary, Switch
+from shared import repository_writer
 from shared.errors import HeadraceError, InternalFault, NotReady
 from shared.settings import Settings
 from shared.traffic import Canary, Traffic
@@ -105,6 +107,37 @@ async def test_one_that_can_not_load_it_ends_the_order_for_all_and_everything_st
         all_[bad].world.router.bad.clear()
         await all_[asked].everywhere.order(NAME, Switch(new), "admin")
         assert [each.world.roles() for each in all_] == [{old: "standby", new: "current"}] * COUNT
+
+
+@pytest.mark.parametrize("asked", range(COUNT))
+async def test_a_rollback_that_the_disk_refuses_is_in_force_at_all_and_outlives_the_one_that_led(
+    root: Path, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with gateways(root) as all_:
+        await all_[0].everywhere.order(NAME, StartCanary(Canary(version=new, percent=50.0)), "admin")
+        really = repository_writer._write
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(repository_writer, "_write", full)
+        await all_[asked].everywhere.order(NAME, RollBack("bad", ends=new), "admin")
+        for each in all_:
+            assert each.world.roles() == {old: "current"}
+            assert "No space left" in each.everywhere.standing(NAME).unwritten
+            await each.world.control.reconcile(NAME)
+            assert each.world.roles() == {old: "current"}, "what the disk still says does not bring it back"
+        monkeypatch.setattr(repository_writer, "_write", really)
+        last = all_[-1].world
+        await last.control.write(NAME)
+        assert (last.on_disk().canary, last.on_disk().history[-1]["reason"]) == (None, "bad")
+        for each in all_:
+            await each.world.control.write(NAME)
+            await each.world.control.reconcile(NAME)
+            assert (each.everywhere.standing(NAME).unwritten, each.world.roles()) == ("", {old: "current"})
+            assert each.world.control.traffic(NAME) == last.on_disk()
+        assert [change["action"] for change in last.on_disk().history[-2:]] == ["canary", "rollback"], "once"
 
 
 async def test_one_that_is_gone_is_done_without_and_follows_when_it_comes_back(root: Path) -> None:
