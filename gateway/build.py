@@ -11,6 +11,7 @@ from shared.errors import ExitCode, HeadraceError, StartupError
 from shared.logs import get_logger
 from shared.pipeline_loader import code_digest, load_pipeline
 from shared.repository import Repository
+from shared.repository_files import file_digest
 from shared.settings import Settings
 
 log = get_logger()
@@ -90,5 +91,8 @@ def served_model(
     model.config = found.config_bytes
     model.cached = found.config.cache and not model.pipeline.generates  # a text is drawn anew each time
     own_code = code_digest(found.folder) if ":" in found.config.pipeline else ""
-    model.preprocessing = preprocessing_digest(found.config, own_code, found.labels())
+    files = [model.pipeline.find_file(name) for name in model.pipeline.files()]
+    model.preprocessing = preprocessing_digest(
+        found.config, own_code, found.labels(), [file_digest(path) if path.is_file() else "" for path in files]
+    )
     return model

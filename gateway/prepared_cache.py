@@ -25,13 +25,16 @@ class Kept(NamedTuple):
     """For `postprocess`, encoded."""
 
 
-def preprocessing_digest(config: ModelConfig, own_code: str = "", labels: Sequence[str] = ()) -> bytes:
-    """What decides how an input is prepared: pipeline, its settings and code, and the labels.
+def preprocessing_digest(
+    config: ModelConfig, own_code: str = "", labels: Sequence[str] = (), files: Sequence[str] = ()
+) -> bytes:
+    """What decides how an input is prepared: pipeline, its settings and code, the labels, and other files it reads.
 
     `own_code`: a digest of the user's own pipeline file, empty for a built-in one. Its code is all that is looked at:
     where it imports another file of the model's folder, that file belongs into the digest, too. The labels are in it
     because a pipeline gets them when it is made and may prepare by them; where they stay the same (they do from one
-    version to the next) it costs nothing. Precision, batching and network are not: they come after.
+    version to the next) it costs nothing. Precision, batching and network are not: they come after. `files`: a digest
+    of each that the pipeline names (`Pipeline.files`), e.g. of its tokeniser.
     """
     maker = KeyMaker("preprocessing")
     maker.text(config.pipeline)
@@ -40,6 +43,8 @@ def preprocessing_digest(config: ModelConfig, own_code: str = "", labels: Sequen
     maker.numbers((len(labels),))
     for label in labels:
         maker.text(label)
+    for digest in files:
+        maker.text(digest)
     return maker.key()
 
 

@@ -186,6 +186,10 @@ class Pipeline(abc.ABC, Generic[O]):
         own = self.version_folder / name
         return own if own.is_file() else self.folder / name
 
+    def files(self) -> tuple[str, ...]:
+        """The files that `preprocess` reads, by the names given to `find_file`: where they differ, its tensors do."""
+        return ()
+
     def parse_options(self, given: dict[str, Any]) -> O:
         """The request's options as this pipeline's struct, finite. Raises InvalidOption naming the field."""
         try:

@@ -90,6 +90,10 @@ class TextPipeline(Pipeline[O]):
         """One for each length."""
         return self._warm_shapes
 
+    def files(self) -> tuple[str, ...]:
+        """The tokeniser's."""
+        return (self.config.tokenizer,)
+
     def preprocess(self, item: RawInput, options: O, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
         """`tokens` int32 [1, length]. Raises InvalidInput."""
         tokens = self._tokeniser.encode(item.data, truncate=options.truncate)

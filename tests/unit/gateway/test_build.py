@@ -5,9 +5,11 @@ import pytest
 from gateway.build import served_model, served_models
 from shared.errors import StartupError, UnknownModel, UnknownVersion
 from shared.model_config import config_bytes, revision_of
-from shared.repository import Repository
+from shared.repository import Meta, Repository
+from shared.repository_writer import add_version
 from shared.settings import Settings
 from tests.support.lives_parts import MODEL_YAML, NAME, add
+from tests.support.text_parts import write_models
 
 
 @pytest.fixture
@@ -76,3 +78,17 @@ def test_what_is_prepared_alike_has_one_digest_across_versions_and_another_with_
     batching = (MODEL_YAML + "batching: {max_rows: 7}\n").encode()
     digests.append(served_model(repository, chosen, 1, NAME, old, batching).preprocessing)
     assert digests[0] == digests[1] == digests[3] != digests[2]
+
+
+def test_another_tokeniser_prepares_otherwise(tmp_path: Path) -> None:
+    root = write_models(tmp_path / "models")
+    repository, chosen = Repository(root), settings(root)
+    digests = [served_model(repository, chosen, 1, "embed").preprocessing]
+    (weights,) = root.glob("embed/versions/*/model.safetensors")
+    for changed, name in ((b"{}", "tokenizer.json"), (b"other", "notes.txt")):
+        (tmp_path / name).write_bytes(changed)
+        files = {"model.safetensors": weights, "tokenizer.json": weights.with_name("tokenizer.json")}
+        version = add_version(root, "embed", {**files, name: tmp_path / name}, Meta(source="test"))
+        repository.refresh()
+        digests.append(served_model(repository, chosen, 1, "embed", version.version).preprocessing)
+    assert digests[0] == digests[2] != digests[1]
