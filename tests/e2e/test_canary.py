@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,6 +219,28 @@ def figures(served: Served, version: str) -> VersionFigures:
 
 
 # ------------------------------------------------------------ by hand, and by the clock
+
+
+def test_a_rollback_is_in_force_while_the_repository_can_not_be_written_and_written_afterwards(served: Served) -> None:
+    old, new = served.plain[:2]
+    served.admin.canary("plain", Canary(version=new, percent=50))
+    assert set(ask(served.site, "plain", KEYS[:50]).values()) == {old, new}
+    in_the_way = served.root / "plain" / ".new-traffic.json"
+    in_the_way.mkdir()  # where the new one is written first; root may write anything else
+    began_s = time.monotonic()
+    assert served.admin.roll_back("plain", "a test", new).canary is None
+    assert time.monotonic() - began_s < 1.0
+    assert set(ask(served.site, "plain", KEYS[:50]).values()) == {old}
+    assert traffic_on_disk(served.root, "plain").canary is not None
+    told = served.admin.traffic("plain").unwritten
+    assert "can't be written: Is a directory" in told
+    assert served.states("plain")[old].notes == [f"in force, not yet written: {told}"]
+    with pytest.raises(NotReady, match="can't be written"):
+        served.admin.switch("plain", new)
+    in_the_way.rmdir()
+    eventually("it to be written", lambda: not served.admin.traffic("plain").unwritten, CHANGE_LIMIT_S)
+    assert served.last_change("plain")["reason"] == "a test"
+    served.back_to("plain", old)
 
 
 def test_promoting_and_going_back_under_load_takes_no_load_no_error_and_nobody_later(served: Served) -> None:
