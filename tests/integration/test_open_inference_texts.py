@@ -16,7 +16,7 @@ from shared.tensors import pack_bytes, unpack_bytes
 from tests.support import own_process
 from tests.support.fake_flow import VERSION, settings
 from tests.support.fake_rest import HttpSite, serving_http
-from tests.support.generation_parts import text_model
+from tests.support.generation_players import text_model
 from tests.support.open_inference_parts import Stack
 
 

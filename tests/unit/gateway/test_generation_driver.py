@@ -17,7 +17,8 @@ from shared.errors import (
     ProcessLost,
 )
 from shared.results import FinishReason
-from tests.support.generation_parts import CONTEXT, TextWorld
+from tests.support.generation_parts import TextWorld
+from tests.support.generation_players import CONTEXT
 
 
 @pytest.fixture

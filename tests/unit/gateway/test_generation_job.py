@@ -24,7 +24,7 @@ from shared.pipeline import Options
 from shared.results import FinishReason, TextEnd, Token
 from shared.tensors import SlotRef, Tensor
 from tests.support.gateway_parts import served
-from tests.support.generation_parts import CONTEXT, text_model
+from tests.support.generation_players import CONTEXT, text_model
 
 END = TextEnd(FinishReason.LENGTH, 2, 3)
 
