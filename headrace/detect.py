@@ -1,5 +1,6 @@
 """`headrace detect`: boxes as a table or JSON lines, and drawn into the pictures where that is asked for."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from headrace.client import Client
 from headrace.client_calls import DetectOptions
 from headrace.client_results import Detected, Outcome
 from headrace.many_inputs import Server, Task, percent
-from headrace.output import literal
+from headrace.output import literal, printable
 from shared.errors import ExitCode, StartupError
 
 
@@ -38,7 +39,11 @@ def run(files: Sequence[Path], wanted: Wanted, *, as_json: bool) -> int:
     """
     targets = dict(zip(files, _targets(files, wanted.draw), strict=True)) if wanted.draw is not None else {}
     task = Detect(wanted.model, wanted.options, targets)
-    return many_inputs.run(task, files, Server(wanted.address, wanted.timeout_s), as_json=as_json)
+    code = many_inputs.run(task, files, Server(wanted.address, wanted.timeout_s), as_json=as_json)
+    if task.drawn and not as_json:
+        where = printable(str(wanted.draw))
+        sys.stderr.write(f"drawn into {where}\n" if len(files) == 1 else f"{task.drawn} pictures drawn into {where}\n")
+    return code
 
 
 class Detect(Task[Path, Detected]):
@@ -52,6 +57,8 @@ class Detect(Task[Path, Detected]):
         self._model = model
         self._options = options
         self._targets = targets
+        self.drawn = 0
+        """Pictures."""
 
     def one(self, client: Client, given: Path) -> Detected:
         """See Task."""
@@ -67,6 +74,7 @@ class Detect(Task[Path, Detected]):
             from headrace.drawing import draw_file  # noqa: PLC0415 - OpenCV, which nobody else here needs
 
             draw_file(given, self._targets[given], result.detections)
+            self.drawn += 1
 
     def row(self, result: Detected) -> dict[str, Any]:
         """See Task."""

@@ -1,5 +1,6 @@
 """YOLOv3-tiny through the whole stack: the boxes of a reference of its own, alone and in company, every way in."""
 
+import asyncio
 import io
 import json
 import struct
@@ -21,7 +22,7 @@ import tritonclient.grpc as triton
 from PIL import Image
 from safetensors.torch import load_file
 
-from headrace import Client, zoo
+from headrace import AsyncClient, Client, zoo
 from headrace.client_errors import InvalidRequest
 from headrace.client_results import Detected, Detection
 from shared.repository import Repository
@@ -234,6 +235,21 @@ def test_bad_images_do_not_touch_their_batch_mates(client: Client) -> None:
 
 
 # ------------------------------------------------------------------ the other ways in
+
+
+def test_the_asyncio_client(detector: Site, client: Client) -> None:
+    async def ask() -> tuple[Detected, list[Detected | None]]:
+        async with AsyncClient(detector.grpc, timeout_s=60.0) as mine:
+            one = await mine.detect(street("bus.jpg"), score_threshold=SCORE, iou_threshold=IOU)
+            many = mine.detect_many([street("bus.jpg")] * 6, score_threshold=SCORE, classes=["bus"], in_flight=3)
+            return one, [outcome.result async for outcome in many]
+
+    one, many = asyncio.run(ask())
+    wanted = detected(client, street("bus.jpg")).detections
+    assert alike(one.detections, wanted)
+    assert len(many) == 6
+    buses = [each for each in wanted if each.label.name == "bus"]
+    assert all(each is not None and alike(each.detections, buses) for each in many)
 
 
 def test_the_protocols_tensors(detector: Site, client: Client) -> None:

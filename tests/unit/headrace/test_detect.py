@@ -136,8 +136,11 @@ def test_one_picture_is_drawn_into_a_file(pictures: list[Path], tmp_path: Path) 
         assert cv2.imread(str(target)).shape == (100, 200, 3)
 
 
-def test_several_pictures_are_drawn_into_a_folder(pictures: list[Path], tmp_path: Path) -> None:
-    assert detect(pictures, wanted(tmp_path / "out"), as_json=True) == 0
+def test_several_pictures_are_drawn_into_a_folder(
+    pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(pictures, wanted(tmp_path / "out"), as_json=False) == 0
+    assert capsys.readouterr().err == f"3 pictures drawn into {tmp_path / 'out'}\n"
     names = ["empty-boxes.png", "street-boxes-2.png", "street-boxes.png"]
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == names
 
