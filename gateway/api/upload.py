@@ -1,4 +1,4 @@
-"""One image (or text) as a plain upload, its answer as JSON, as `POST /v1/classify`: for curl, browsers and scripts."""
+"""One image or text as a plain upload, its answer as JSON, as `POST /v1/classify`: for curl, browsers and scripts."""
 
 import re
 from collections.abc import Callable
@@ -40,6 +40,8 @@ class UploadTask(NamedTuple):
     """A result of that kind as JSON."""
     lists: frozenset[str] = frozenset()
     """Options that may be given several times."""
+    kind: Kind | None = None
+    """What the upload is where no model is named; None: its content type says whether it is a text or an image."""
 
 
 class Upload:
@@ -76,7 +78,7 @@ class Upload:
             payload = memoryview(body)
         if not payload:
             raise InvalidInput("the upload has 0 bytes; at least 1 is needed")
-        kind: Kind = self._check_takes(model, version) if model else _kind(content_type)
+        kind: Kind = self._check_takes(model, version) if model else self._task.kind or _kind(content_type)
         many = {name: [text for key, text in items if key == name] for name in self._task.lists & query.keys()}
         options = {name: _value(text) for name, text in query.items() if name not in _OWN} | many
         return await self._answered(call, RawInput(kind=kind, data=payload), query, options)

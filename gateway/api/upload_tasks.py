@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.api.http_docs import BINARY, HOST, Operation, query_parameter
 from gateway.api.upload import UploadTask
-from shared.results import Classification, Detections, Label
+from shared.results import Classification, Detections, Embedding, Entities, Label
 
 _TAG = "Plain upload"
 _CONTENT = {
@@ -43,6 +43,17 @@ def _boxes(result: Detections) -> dict[str, Any]:
         for one in result.boxes
     ]
     return {"detections": detections, "width": result.width, "height": result.height}
+
+
+def _vector(result: Embedding) -> dict[str, Any]:
+    return {"embedding": result.values, "tokens": result.tokens, "truncated": result.truncated}
+
+
+def _entities(result: Entities) -> dict[str, Any]:
+    entities = [
+        {"label": _label(one.label), "start": one.start, "end": one.end, "text": one.text} for one in result.entities
+    ]
+    return {"entities": entities, "truncated": result.truncated}
 
 
 CLASSIFY = UploadTask(
@@ -110,5 +121,62 @@ DETECT = UploadTask(
     _boxes,
     frozenset({"classes"}),
 )
-TASKS = (CLASSIFY, DETECT)
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+_TRUNCATE = query_parameter("truncate", "boolean", "False: a text that is too long is refused, not cut.")
+EMBED = UploadTask(
+    "Embed",
+    Operation(
+        "embed",
+        "POST",
+        ("/v1/embed",),
+        _TAG,
+        "One text as a vector",
+        "The upload is the text itself, UTF-8, or a form with one file.",
+        f"--data-binary 'The river turns the wheel.' '{HOST}/v1/embed?model=all-minilm-l6-v2'",
+        {"model": "all-minilm-l6-v2", "embedding": [0.031, -0.004], "tokens": 8, "truncated": False, **_SERVER},
+        _TEXT,
+        (
+            *_BEFORE,
+            _TRUNCATE,
+            query_parameter("normalize", "boolean", "Whether the vector is brought to length 1."),
+            *_AFTER,
+        ),
+    ),
+    Embedding,
+    "a vector",
+    _vector,
+    kind="text",
+)
+ENTITIES = UploadTask(
+    "Entities",
+    Operation(
+        "entities",
+        "POST",
+        ("/v1/entities",),
+        _TAG,
+        "The entities of one text",
+        "The upload is as for /v1/embed. Entities come in the order of the text; start and end count its characters.",
+        f"--data-binary 'Anna lives in Berlin.' '{HOST}/v1/entities'",
+        {
+            "model": "my-entities",
+            "entities": [
+                {"label": {"index": 1, "name": "PER", "score": 0.99}, "start": 0, "end": 4, "text": "Anna"},
+            ],
+            "truncated": False,
+            **_SERVER,
+        },
+        _TEXT,
+        (
+            *_BEFORE,
+            query_parameter("score_threshold", "number", "Entities with a lower score are left out, 0..1."),
+            _TRUNCATE,
+            *_AFTER,
+        ),
+    ),
+    Entities,
+    "entities",
+    _entities,
+    kind="text",
+)
+TASKS = (CLASSIFY, DETECT, EMBED, ENTITIES)
 """All of them."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -177,6 +178,43 @@ def test_bytes_that_are_no_utf8_are_told_by_element(site: Site) -> None:
         found = server.infer("embed", [text])
         assert found.as_numpy("embedding").shape == (2, text_parts.WIDTH)
         assert found.as_numpy("tokens").ravel().tolist() == [4, 6]
+
+
+# ------------------------------------------------------------------ as a plain upload
+
+
+def uploaded(site: Site, path: str, text: str) -> httpx.Response:
+    return httpx.post(f"http://{site.http}{path}", content=text.encode(), timeout=30)
+
+
+def test_one_text_as_a_plain_upload(site: Site, client: Client, tokeniser: Tokeniser) -> None:
+    told = uploaded(site, "/v1/embed?model=embed", TEXTS[0]).json()
+    np.testing.assert_allclose(told["embedding"], reference([TEXTS[0]], tokeniser)[0], atol=1e-5)
+    assert (told["tokens"], told["truncated"]) == (10, False)
+    raw = uploaded(site, "/v1/embed?model=embed&normalize=false", TEXTS[0]).json()["embedding"]
+    assert abs(np.linalg.norm(raw) - 1) > 0.1
+    found = uploaded(site, "/v1/entities?model=tag", TEXTS[4]).json()
+    assert [(each["start"], each["end"], each["text"]) for each in found["entities"]] == [
+        (each.start, each.end, each.text) for each in client.entities(TEXTS[4], model="tag").entities
+    ]
+    assert uploaded(site, "/v1/classify?model=classify&top_k=1", "dog").json()["labels"][0]["name"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "told"),
+    [
+        ("/v1/embed?model=embed", "", "the upload has 0 bytes"),
+        ("/v1/embed?model=embed", " ", "text is empty"),
+        ("/v1/embed?model=embed&truncate=false", "mill " * 99, "text has 101 tokens; the model takes 64"),
+        ("/v1/entities?model=tag&score_threshold=nan", "a", "options.score_threshold is nan"),
+        ("/v1/embed?model=tag", "a", "model 'tag' does not answer with a vector"),
+        ("/v1/embed", "a", "of the served models several take text"),
+    ],
+)
+def test_mistakes_of_a_plain_upload_are_told(site: Site, path: str, text: str, told: str) -> None:
+    answer = uploaded(site, path, text)
+    assert answer.status_code == 400
+    assert told in answer.text
 
 
 # ------------------------------------------------------------------ the command line
