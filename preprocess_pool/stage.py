@@ -76,7 +76,9 @@ class Stage:
         try:
             self._repository.refresh()  # the version may be newer than this process
             version = self._repository.open(message.name, message.version, message.config or None)
-            self._opened[message.model] = _Opened(load_pipeline(version, torch_allowed=False), self._arena, traces)
+            pipeline = load_pipeline(version, torch_allowed=False)
+            pipeline.open()
+            self._opened[message.model] = _Opened(pipeline, self._arena, traces)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return PipelineRefused(message.model, refusal(error, traces))
         return PipelineOpened(message.model)

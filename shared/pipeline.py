@@ -120,6 +120,12 @@ class Pipeline(abc.ABC, Generic[O]):
     def spec(self) -> PipelineSpec:
         """The frozen facts about inputs and outputs."""
 
+    def open(self) -> None:
+        """In a pool process, before the first `preprocess`: load what is too heavy for `__init__`, such as a tokeniser.
+
+        A job has little time, and the first one must not pay for it. Raises HeadraceError or StartupError.
+        """
+
     @abc.abstractmethod
     def preprocess(self, item: RawInput, options: O, out: list[Array]) -> Prepared:
         """Turn one raw input into input tensors.

@@ -94,6 +94,10 @@ class TextPipeline(Pipeline[O]):
         """The tokeniser's."""
         return (self.config.tokenizer,)
 
+    def open(self) -> None:
+        """Read the tokeniser. Raises NotReady."""
+        self._tokeniser.open()
+
     def preprocess(self, item: RawInput, options: O, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
         """`tokens` int32 [1, length]. Raises InvalidInput."""
         tokens = self._tokeniser.encode(item.data, truncate=options.truncate)

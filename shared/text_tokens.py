@@ -40,7 +40,7 @@ class Tokens(NamedTuple):
 
 
 class Tokeniser:
-    """Opens its file with the first text. Not for several threads at a time."""
+    """One file, opened when it is needed. Not for several threads at a time."""
 
     def __init__(self, path: Path, max_tokens: int) -> None:
         """`path`: a tokenizer.json. `max_tokens` of one text, special ones included."""
@@ -54,7 +54,7 @@ class Tokeniser:
         Raises InvalidInput for what is no UTF-8, has no token in it or, without `truncate`, too many of them; NotReady
         when the model's file can't be read.
         """
-        tokeniser = self._tokeniser()
+        tokeniser = self.open()
         most = self._max_tokens * CHARACTERS_PER_TOKEN
         text, cut = read_text(data, most)
         if cut and not truncate:
@@ -77,7 +77,8 @@ class Tokeniser:
             encoding.truncate(self._max_tokens - special)
         return _tokens(tokeniser.post_process(encoding), text, truncated=cut or total > self._max_tokens)
 
-    def _tokeniser(self) -> "Tokenizer":
+    def open(self) -> "Tokenizer":
+        """Read the file, unless that is done. Raises NotReady."""
         if self._opened is None:
             self._opened = opened(self._path)
         return self._opened

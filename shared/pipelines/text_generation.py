@@ -96,6 +96,10 @@ class TextGeneration(Pipeline[GenerationOptions]):
         _check_beams(options)
         return options
 
+    def open(self) -> None:
+        """Read the tokeniser. Raises NotReady."""
+        self._open()
+
     def preprocess(self, item: RawInput, options: GenerationOptions, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
         """`tokens` int32 [1, n]. Raises InvalidInput, NotReady."""
         chats = item.kind == "chat"

@@ -11,7 +11,7 @@ import pytest
 from preprocess_pool.stage import Stage
 from shared.arena import Arena, AttachedArena, Slot
 from shared.clock import FOREVER_S
-from shared.errors import InternalFault, InvalidInput
+from shared.errors import InternalFault, InvalidInput, NotReady
 from shared.messages import (
     Finished,
     FinishJob,
@@ -138,6 +138,23 @@ def failure_of(answer: object) -> tuple[str, str]:
 def values_of(answer: object, bench: Bench) -> list[Any]:
     assert isinstance(answer, Prepared), answer
     return list(as_array(answer.tensors[0], bench.attached.memory).tolist())
+
+
+def test_what_a_pipeline_needs_is_loaded_before_its_first_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(Doubler, "open", lambda _: opened.append("tools"))
+    assert bench.open(model=2) == PipelineOpened(2)
+    assert opened == ["tools"]
+    assert isinstance(bench.prepare(model=2, slots=[bench.slot(16).ref]), Prepared)
+    assert opened == ["tools"], "no job pays for it"
+
+
+def test_a_pipeline_whose_tools_can_not_be_loaded_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Doubler) -> None:
+        raise NotReady("the model's tokenizer.json can't be read")
+
+    monkeypatch.setattr(Doubler, "open", fails)
+    assert failure_of(bench.open(model=2)) == ("not_ready", "the model's tokenizer.json can't be read")
 
 
 # ------------------------------------------------------------------ prepare
