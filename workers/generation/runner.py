@@ -44,7 +44,7 @@ class GenerationRunner(Runner):
         self, network: GeneratingNetwork, vocabulary: Vocabulary, device: TorchDevice, capacity: Capacity
     ) -> None:
         self.capacity = capacity
-        self.reader = Reader(vocabulary, network.context, network.vocabulary_size, device.device)
+        self.reader = Reader(vocabulary, capacity.context, network.vocabulary_size, device.device)
         self.limits = GenerationLimits(capacity.sequences, capacity.tokens, 0.0, 0.0)
         """As measured by `warm_up`."""
         self._network = network
@@ -66,9 +66,9 @@ class GenerationRunner(Runner):
 
     def make_room(self, rows: int, longest: int) -> None:
         """For so many rows, each of at most so many tokens. Raises OutOfMemory, DeviceLost."""
-        room = self._room
-        if rows > room[0] or longest > room[1]:
-            room = self.capacity.room(rows, longest)
+        if rows <= self._room[0] and longest <= self._room[1]:
+            return
+        room = self.capacity.room(rows, longest)
         with self.judged():
             if self._state is None:
                 self._state = self._network.new_state(*room)

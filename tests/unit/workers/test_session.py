@@ -6,6 +6,7 @@ import pytest
 
 from shared.board import ELSEWHERE, IDLE, Doing
 from shared.errors import Code
+from shared.generation_messages import CancelJobs, Generate, Generated, Piece
 from shared.messages import (
     BatchDone,
     CancelItems,
@@ -24,6 +25,7 @@ from shared.messages import (
     WorkerReady,
 )
 from shared.model_config import revision_of
+from shared.results import FinishReason, TextEnd, Token
 from shared.transport import SEND_LIMIT_S, FrameTooBig
 from tests.support.worker_parts import OVERFLOW, FakeRunner, TwoSidedArena, batch, item, loaded
 from workers.aside import Aside
@@ -48,7 +50,7 @@ class Dealer:
         self.takes = True
 
     def try_send(self, message: FromWorker) -> bool:
-        if self.too_big and isinstance(message, BatchDone):
+        if self.too_big and isinstance(message, BatchDone | Generated):
             self.too_big -= 1
             raise FrameTooBig("no")
         if self.takes:
@@ -453,3 +455,44 @@ def test_each_gateway_sees_whether_the_device_works_for_it(arena: TwoSidedArena)
     bench.serve()
     assert first == [7, IDLE, ELSEWHERE, IDLE]
     assert second == [ELSEWHERE, IDLE, 9, IDLE]
+
+
+def prompt(job: int, model: int = 1) -> Generate:
+    return Generate(job, model, 1e12, b"", b"")
+
+
+def test_a_prompt_waits_for_its_version_and_keeps_it_busy(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    session = bench.join(Dealer([LOAD], [prompt(1), prompt(2), CancelJobs([2, 99])], [], []))
+    bench.turn()
+    bench.turn()
+    assert session.waiting() == {KEY}
+    new, cancelled = session.inbox.take()
+    assert [(key, message.job) for key, message in new] == [(KEY, 1), (KEY, 2)]
+    assert cancelled == [2]
+    assert session.waiting() == set()
+
+
+def test_a_prompt_for_a_model_that_is_not_there_or_leaves_is_answered(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([LOAD], [prompt(1, model=9)], [prompt(2)], [])
+    bench.join(dealer)
+    bench.turn()
+    bench.turn()
+    bench.pool.leaving = {KEY}
+    bench.turn()
+    pieces = [piece for message in dealer.sent if isinstance(message, Generated) for piece in message.pieces]
+    assert [(piece.job, piece.failure and piece.failure.code) for piece in pieces] == [
+        (1, Code.NOT_READY),
+        (2, Code.NOT_READY),
+    ]
+
+
+def test_pieces_over_the_frame_limit_lose_their_log_probabilities_and_not_their_text(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([], [], [])
+    session = bench.join(dealer)
+    bench.turn()
+    dealer.too_big = 1
+    session.say([Piece(1, "a long text", [Token(1, b"a", -0.5)], TextEnd(FinishReason.LENGTH, 1, 1))])
+    assert dealer.sent[-1] == Generated([Piece(1, "a long text", end=TextEnd(FinishReason.LENGTH, 1, 1))])
