@@ -140,8 +140,11 @@ class ModelFiles:
             except HeadraceError as error:
                 unwritten.failed(error.text)
                 log.error("in force, not yet written", model=name, reason=error.text)  # noqa: TRY400 - foreseen
-                if self._unwritten.get(name) is unwritten:
-                    return
+            except Exception:  # a bug must not keep it from being tried again
+                unwritten.failed("the server failed to write it, see the log")
+                log.exception("in force, not yet written", model=name)
+            if self._unwritten.get(name) is unwritten:
+                return
 
     async def _write_one(self, name: str, unwritten: Unwritten) -> None:
         def changed(disk: Traffic) -> Traffic:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway import model_control, unwritten
+from gateway.describe_lives import LivesShown
 from gateway.figures import VersionFigures
 from gateway.model_control import ModelControl
 from gateway.orders import GUARD, RollBack, StartCanary, Switch
@@ -82,6 +83,29 @@ async def test_a_rollback_is_in_force_at_once_and_written_when_the_disk_lets_it(
         await try_again(w)
         assert disk.tries == 3, "once"
         assert w.control.traffic(NAME) == w.on_disk()
+
+
+async def test_it_is_shown_in_debug_and_in_the_metrics_and_a_bug_in_writing_it_is_met_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        shown = LivesShown(w.lives, w.workers)
+        shown.export(w.metrics)
+
+        def told() -> tuple[object, float | None]:
+            gauge = w.metrics.registry.get_sample_value("headrace_traffic_unwritten", {"model": NAME})
+            return shown.describe()["traffic"][NAME]["unwritten"], gauge
+
+        await w.order(canary(new))
+        assert told() == ("", 0.0)
+        really = w.control._disk._change
+        monkeypatch.setattr(w.control._disk, "_change", None)  # can't be called
+        await w.order(RollBack(ends=new))
+        assert told() == ("the server failed to write it, see the log", 1.0)
+        monkeypatch.setattr(w.control._disk, "_change", really)
+        await try_again(w)
+        assert (told(), w.on_disk().canary) == (("", 0.0), None)
 
 
 async def test_two_rollbacks_that_could_not_be_written_are_written_as_two_changes(
