@@ -273,3 +273,23 @@ def test_a_version_stays_until_its_last_text_has_ended(own: Site) -> None:
 
 def _roles(site: Site) -> list[str]:
     return sorted(model["role"] for model in site.debug().get("models", []))
+
+
+@pytest.mark.alone
+def test_several_gateways_and_workers_share_a_model_that_is_loaded_on_demand(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    config = models / NAME / "model.yaml"
+    config.write_text(config.read_text() + "\nload: on_demand\n")
+    gateway = {"processes": 2, "max_message_bytes": 1 << 20}
+    site = Site(tmp_path / "site", models, gateway=gateway, worker={"count": 2})
+
+    def one(number: int) -> str:
+        with Client(site.grpc, timeout_s=60) as client:  # a connection of its own, which reaches either gateway
+            return client.generate(PROMPTS[number % len(PROMPTS)], max_tokens=20).whole().text
+
+    with serving(site):
+        with ThreadPoolExecutor(40) as threads:
+            texts = list(threads.map(one, range(40)))
+        assert texts == [reference(PROMPTS[number % len(PROMPTS)], 20) for number in range(40)]
+        by_gateway = [each["generation"][0] for each in site.debug()["gateways"].values() if each["generation"]]
+        assert [each["tokens_reserved"] for each in by_gateway] == [0] * len(by_gateway)
