@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from workers.networks.padding import pad_same, same_padding
+from workers.padding import pad_same, same_padding
 
 
 class Activation(NamedTuple):

@@ -12,7 +12,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.networks.padding import pad_same
+from workers.padding import pad_same
 
 EPS = 1e-3
 STEM_CHANNELS = 32

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from workers.backends.cpu_graph import FusedConvolution, optimise, supported
 from workers.networks.efficientnet_lite import Block
-from workers.networks.padding import pad_same
+from workers.padding import pad_same
 
 torch.fx.wrap("pad_same")
 

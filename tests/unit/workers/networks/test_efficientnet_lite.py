@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.networks import efficientnet_lite as lite
-from workers.networks.padding import pad_same, same_padding
+from workers.padding import pad_same, same_padding
 
 PARAMETERS = {0: 4_652_008, 1: 5_416_680, 2: 6_092_072, 3: 8_197_096, 4: 13_006_568}
 """Of the published checkpoints."""
