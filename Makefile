@@ -136,6 +136,14 @@ bench-loads: $(VENV)/.dev fetch ## Measure live traffic while versions load, and
 bench-texts: $(VENV)/.dev ## Measure texts of many lengths: buckets, padding, bare loops (about 6 minutes)
 	@$(PY) -m bench.text_lengths
 
+.PHONY: bench-tasks
+bench-tasks: $(VENV)/.dev fetch ## Measure every task beside the bare loop of its model, and all at once (about 4 minutes)
+	@$(PY) -m bench.tasks
+
+.PHONY: bench-generation
+bench-generation: $(VENV)/.dev ## Measure generated text beside the bare loop of the same network (about 3 minutes)
+	@$(PY) -m bench.generation
+
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev fetch ## Measure a CUDA device alone, in the worker and behind the server (about 5 minutes)
 	@$(PY) -m bench.gpu

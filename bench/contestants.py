@@ -55,8 +55,8 @@ def echo(*files: str | Path) -> Iterator[Contestant]:
 
 
 @contextmanager
-def headrace(repository: Path) -> Iterator[Contestant]:
-    """The whole server with default settings, on free ports, in a runtime folder of its own."""
+def headrace(repository: Path, settings: str = "", ready_limit_s: float = READY_LIMIT_S) -> Iterator[Contestant]:
+    """The whole server on free ports, in a runtime folder of its own; with defaults but for `settings`, YAML."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         address, http = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
         config, log = Path(folder, "headrace.yaml"), Path(folder, "log")
@@ -64,7 +64,7 @@ def headrace(repository: Path) -> Iterator[Contestant]:
             f"repository: {repository.resolve()}\n"
             f"runtime_dir: {folder}/run\n"
             f"gateway:\n  grpc_address: {address}\n  http_address: {http}\n"
-            "log:\n  level: warning\n"
+            f"log:\n  level: warning\n{settings}"
         )
         started_s = time.monotonic()
         with (
@@ -77,7 +77,7 @@ def headrace(repository: Path) -> Iterator[Contestant]:
             ) as process,
         ):
             try:
-                _wait_until_serving(address, process, log)
+                _wait_until_serving(address, process, log, ready_limit_s)
                 yield Contestant(address, psutil.Process(process.pid), time.monotonic() - started_s, http)
             finally:
                 _stop(process)
@@ -115,8 +115,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    limit_s = time.monotonic() + READY_LIMIT_S
+def _wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Path, ready_limit_s: float) -> None:
+    limit_s = time.monotonic() + ready_limit_s
     with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         while process.poll() is None and time.monotonic() < limit_s:
@@ -128,7 +128,7 @@ def _wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Pat
                 return
             time.sleep(0.02)
     said = re.sub(r"\s+", " ", log.read_text(errors="replace"))[-2000:]
-    raise SystemExit(f"headrace serve was not ready within {READY_LIMIT_S:.0f} s (exit code {process.poll()}): {said}")
+    raise SystemExit(f"headrace serve was not ready within {ready_limit_s:.0f} s (exit code {process.poll()}): {said}")
 
 
 def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

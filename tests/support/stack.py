@@ -264,11 +264,11 @@ def with_signal(pid: int, number: int) -> None:
 
 
 @contextmanager
-def serving(site: Site) -> Iterator[Process]:
+def serving(site: Site, limit_s: float = START_LIMIT_S) -> Iterator[Process]:
     """`headrace serve`, ready; everything is gone afterwards."""
     with site.serve() as process:
         try:
-            process.wait_line("Headrace is ready")
+            process.wait_line("Headrace is ready", limit_s)
             yield process
             if process.popen.poll() is None:
                 process.signal(signal.SIGINT)
