@@ -37,6 +37,19 @@ def batch_shape(arrays: Sequence[Array]) -> tuple[int, ...]:
     return (rows, *(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)))
 
 
+def put_together(arrays: Sequence[Array], batch: Array, fill: int) -> None:
+    """All items' rows one below the other into a batch, `fill` beside and behind them; host memory."""
+    row = 0
+    for array in arrays:
+        target = batch[row : row + len(array)]
+        if array.shape[1:] != batch.shape[1:]:
+            target[...] = fill
+            target = target[(slice(None), *(slice(size) for size in array.shape[1:]))]
+        np.copyto(target, array)
+        row += len(array)
+    batch[row:] = fill
+
+
 class HostStaging:
     """One growing buffer per input. The arrays it returns are valid until the next `gather`."""
 
@@ -52,15 +65,7 @@ class HostStaging:
 
     def _gather(self, number: int, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
         batch = self._buffer(number, math.prod(shape) * arrays[0].itemsize).view(arrays[0].dtype).reshape(shape)
-        row = 0
-        for array in arrays:
-            rows = len(array)
-            target = batch[row : row + rows]
-            if array.shape[1:] != shape[1:]:
-                target[...] = self.padding.fills[number]
-                target = target[(slice(None), *(slice(size) for size in array.shape[1:]))]
-            np.copyto(target, array)
-            row += rows
+        put_together(arrays, batch, self.padding.fills[number])
         return batch
 
     def _buffer(self, number: int, nbytes: int) -> Array:

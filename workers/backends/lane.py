@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.tensors import Array
 from workers.backends.streams import Streams
-from workers.staging import Inputs, Padding
+from workers.staging import Inputs, Padding, put_together
 
 IsPinned = Callable[[Array], bool]
 """Whether the device copies an array by itself: whether it lies in a registered arena."""
@@ -46,25 +46,33 @@ class Lane:
 
     def _gather(self, number: int, arrays: Sequence[Array], shape: tuple[int, ...]) -> Tensor:
         nbytes = math.prod(shape) * arrays[0].itemsize
-        batch = _grown(self._on_device, number, nbytes, self._streams.buffer).view(_kind(arrays[0])).view(shape)
-        rows, rest, fill = sum(len(array) for array in arrays), shape[1:], self._padding.fills[number]
+        kind = _kind(arrays[0])
+        batch = _grown(self._on_device, number, nbytes, self._streams.buffer).view(kind).view(shape)
+        pinned = [self._is_pinned(array) for array in arrays]
+        if any(pinned):
+            self._copy_each(number, arrays, pinned, batch)
+        else:  # one copy of all is much cheaper than many of a few bytes
+            host = _grown(self._inline, number, nbytes, self._streams.pinned).view(kind).view(shape)
+            put_together(arrays, host.numpy(), self._padding.fills[number])
+            self._streams.copy(batch, host)
+        return batch
+
+    def _copy_each(self, number: int, arrays: Sequence[Array], pinned: Sequence[bool], batch: Tensor) -> None:
+        rows, rest, fill = sum(len(array) for array in arrays), tuple(batch.shape[1:]), self._padding.fills[number]
         if any(array.shape[1:] != rest for array in arrays):
             self._streams.fill(batch, fill)  # around the rows of the smaller items, too
         elif rows < len(batch):
             self._streams.fill(batch[rows:], fill)
-        sources = self._sources(number, arrays)
         row = 0
-        for array, source in zip(arrays, sources, strict=True):
+        for array, source in zip(arrays, self._sources(number, arrays, pinned), strict=True):
             target = batch[row : row + len(array)]
             if array.shape[1:] != rest:
                 target = target[(slice(None), *(slice(size) for size in array.shape[1:]))]
             self._streams.copy(target, source)
             row += len(array)
-        return batch
 
-    def _sources(self, number: int, arrays: Sequence[Array]) -> list[Tensor]:
+    def _sources(self, number: int, arrays: Sequence[Array], pinned: Sequence[bool]) -> list[Tensor]:
         """Each item's rows as a tensor in pinned memory."""
-        pinned = [self._is_pinned(array) for array in arrays]
         inline_bytes = sum(array.nbytes for array, there in zip(arrays, pinned, strict=True) if not there)
         room = _grown(self._inline, number, inline_bytes, self._streams.pinned)
         sources = []

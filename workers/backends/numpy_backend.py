@@ -15,7 +15,7 @@ from shared.pipeline_loader import load_object
 from shared.repository import ModelVersion, Repository
 from shared.tensors import DTYPES, Array
 from workers.backends.base import Forward, LoadFailed, Mask, NotAsDeclared, Precision, Runner
-from workers.staging import Inputs, batch_shape
+from workers.staging import Inputs, batch_shape, put_together
 
 Network = Callable[..., Any]
 
@@ -70,10 +70,8 @@ def _together(arrays: Sequence[Array], fill: int) -> Array:
     shape = batch_shape(arrays)
     if all(array.shape[1:] == shape[1:] for array in arrays):
         return np.concatenate(arrays)
-    batch, row = np.full(shape, fill, arrays[0].dtype), 0
-    for array in arrays:
-        batch[(slice(row, row + len(array)), *(slice(size) for size in array.shape[1:]))] = array
-        row += len(array)
+    batch = np.empty(shape, arrays[0].dtype)
+    put_together(arrays, batch, fill)
     return batch
 
 
