@@ -3,9 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.lengths import fitting, rows_within, sizes_within
+from shared.pipeline import PipelineSpec
 from shared.tensors import TensorSpec
 from workers.backends import examples
-from workers.staging import HostStaging, Padding, batch_shape
+from workers.backends.numpy_backend import NumpyRunner
+from workers.staging import HostStaging, Padding, batch_shape, put_together
 
 FLOATS = TensorSpec(name="x", datatype="FP32", shape=(2, 3))
 NUMBERS = TensorSpec(name="n", datatype="INT64", shape=(-1,))
@@ -37,6 +39,25 @@ def test_padding_has_the_inputs_own_fill_value_and_the_next_warm_shape() -> None
     rounded = HostStaging(Padding((spec,), (((2,),), ((4,),), ((8,),))))
     assert rounded.gather(items)[0].tolist() == [[1, 1, -1, -1], [2, 2, 2, -1], [2, 2, 2, -1]]
     assert rounded.gather([[np.ones((1, 9), np.int32)]])[0].shape == (1, 9)  # above all: as it is
+
+
+def test_a_function_over_arrays_gets_items_of_different_lengths_filled_up() -> None:
+    spec = PipelineSpec(
+        kind="tensors",
+        inputs=(TensorSpec(name="x", datatype="INT32", shape=(-1,), fill=-1),),
+        outputs=(TensorSpec(name="y", datatype="INT32", shape=(-1,)),),
+    )
+    runner = NumpyRunner(lambda x: x, spec)
+    short, long = np.ones((1, 2), np.int32), np.full((2, 3), 5, np.int32)
+    forward = runner.run([[short], [long]], 3, "fp32")
+    assert forward.outputs[0].tolist() == [[1, 1, -1], [5, 5, 5], [5, 5, 5]]
+    assert runner.run([[long], [long]], 4, "fp32").outputs[0].tolist() == [[5, 5, 5]] * 4
+
+
+def test_rows_behind_the_last_item_are_filled_too() -> None:
+    batch = np.zeros((4, 3), np.int32)
+    put_together([np.ones((1, 2), np.int32), np.full((1, 3), 5, np.int32)], batch, -1)
+    assert batch.tolist() == [[1, 1, -1], [5, 5, 5], [-1, -1, -1], [-1, -1, -1]]
 
 
 def test_of_several_inputs_all_must_fit_the_shape() -> None:

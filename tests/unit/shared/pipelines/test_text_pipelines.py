@@ -8,12 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.errors import InvalidInput, InvalidOption, StartupError
 from shared.pipeline import Pipeline, RawInput
 from shared.pipelines.text_classification import TextClassification, TextClassificationConfig
 from shared.pipelines.text_embedding import TextEmbedding, TextEmbeddingConfig
-from shared.pipelines.token_classification import TokenClassification, TokenClassificationConfig
+from shared.pipelines.token_classification import (
+    Part,
+    TokenClassification,
+    TokenClassificationConfig,
+    together,
+)
 from shared.results import Classification, Embedding, Entities, Result
 from shared.tensors import Array
 from tests.support import text_parts
@@ -171,6 +178,22 @@ def test_settings_that_can_not_be_are_refused(folder: Path, config: dict[str, An
         embedding(folder, **config)
 
 
+def test_a_cpu_pads_to_the_longest_text_and_a_network_that_was_compiled_to_the_next_length(folder: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Recorder(text_parts.TinyBert):
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            seen.append(tuple(tokens.shape))
+            return super().forward(tokens, mask)
+
+    pipeline = embedding(folder)
+    runner = TorchRunner(Recorder().eval(), pipeline, find("cpu", 0, 1), "fp32")
+    answers(pipeline, runner, TEXTS[:3])
+    runner.round_up()
+    answers(pipeline, runner, TEXTS[:3])
+    assert seen == [(3, 10), (3, 16)]
+
+
 # ------------------------------------------------------------------ classes
 
 
@@ -276,6 +299,21 @@ def test_without_prefixes_neighbours_of_one_kind_are_one(folder: Path) -> None:
 def test_places_are_right_behind_combining_characters_emoji_and_other_scripts(folder: Path) -> None:
     for before in ("e\u0301te\u0301 ", "🙂 ", "👩\u200d👩\u200d👧 ", "東京 ", "İ ", "\u0000 ", "ﬁ "):
         assert spans(tagging(folder), f"{before}Anna", {"Anna": "B-PER"}) == [("PER", "Anna")], ascii(before)
+
+
+PARTS = st.lists(st.tuples(st.sampled_from(["", *"BILEUS"]), st.sampled_from(["O", "PER", "LOC"])), max_size=12)
+
+
+@given(PARTS)
+def test_entities_are_what_is_not_outside_in_order_each_of_one_kind(given: list[tuple[str, str]]) -> None:
+    parts = [Part(prefix, kind, 1.0, number, number + 1) for number, (prefix, kind) in enumerate(given)]
+    found = list(together(parts))
+    assert [part for entity in found for part in entity] == [part for part in parts if part.kind != "O"]
+    for entity in found:
+        assert len({part.kind for part in entity}) == 1
+        assert [part.start for part in entity] == list(range(entity[0].start, entity[0].start + len(entity)))
+        assert not {part.prefix for part in entity[1:]} & set("BUS")
+        assert not {part.prefix for part in entity[:-1]} & set("LEUS")
 
 
 def test_a_word_of_several_tokens_has_the_class_of_its_first_one(folder: Path) -> None:
