@@ -169,7 +169,7 @@ def new(
     from headrace.new_model import create  # noqa: PLC0415 - imports torch
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
-    create(load(config).settings.repository, name, kind, as_json=as_json)
+    create(load(config).settings, name, kind, as_json=as_json)
 
 
 @config_app.command("explain")

@@ -16,6 +16,7 @@ import msgspec
 
 from headrace import import_proof
 from headrace.import_config import Draft, Found, Shape, draft, look
+from headrace.listing import size_text
 from shared.errors import ExitCode, StartupError
 from shared.model_config import CONFIG_FILE, ModelConfig, config_bytes, parse_config
 from shared.onnx_check import OnnxTensor
@@ -107,7 +108,7 @@ def _labels(path: Path | None) -> list[str]:
         return []
     try:
         if path.stat().st_size > _MAX_LABEL_BYTES:
-            raise RepositoryError(f"{path}: is larger than {_MAX_LABEL_BYTES} bytes", ExitCode.BAD_SETTINGS)
+            raise RepositoryError(f"{path}: is larger than {size_text(_MAX_LABEL_BYTES)}", ExitCode.BAD_SETTINGS)
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise RepositoryError(f"{path}: can't be read: {error.strerror}", ExitCode.BAD_SETTINGS) from None

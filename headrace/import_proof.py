@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from headrace.listing import size_text
 from shared.errors import HeadraceError, StartupError
 from shared.repository import Repository
+from shared.results import Result, Tensors
 from shared.settings import Settings
-from shared.tensors import DTYPES
+from shared.tensors import DTYPES, SlotRef
 
 _SHOWN = 500
 """Characters of an answer."""
@@ -66,7 +68,20 @@ def _prove(folder: Path) -> Proof:
         return Proof(f"model {folder.name}: gives numbers that are not finite for its pipeline's example")
     results = pipeline.postprocess([array.copy() for array in forward.outputs], prepared.context, options)
     rows, batch_s = loaded.batch_s[-1]
-    return Proof(rows=rows, batch_s=batch_s, answer=str(results[0])[:_SHOWN])
+    return Proof(rows=rows, batch_s=batch_s, answer=told(results[0])[:_SHOWN])
+
+
+def told(result: Result) -> str:
+    """An answer for people: of raw tensors what they are, and none of their bytes."""
+    if not isinstance(result, Tensors):
+        return str(result)
+    return ", ".join(
+        f"{one.name} {one.datatype} {list(one.shape)} of {size_text(_size(one.data))}" for one in result.tensors
+    )
+
+
+def _size(data: bytes | SlotRef) -> int:
+    return data.nbytes if isinstance(data, SlotRef) else len(data)
 
 
 def _zeros(shape: tuple[int, ...], datatype: str) -> Any:  # noqa: ANN401 - an array

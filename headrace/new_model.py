@@ -10,17 +10,19 @@ from rich.console import Console
 from headrace.listing import print_done
 from headrace.new_templates import TEMPLATES, Template
 from headrace.output import literal, print_json
+from headrace.ready import reachable
 from shared.errors import ExitCode, StartupError
 from shared.mistakes import nearest
 from shared.pipeline_loader import load_object
 from shared.repository import Meta, RepositoryError, is_name, no_name
 from shared.repository_lock import workplace
 from shared.repository_writer import add_version
+from shared.settings import GatewaySettings, Settings
 
 BY = "headrace new"
 
 
-def create(root: Path, name: str, kind: str, *, as_json: bool) -> None:
+def create(settings: Settings, name: str, kind: str, *, as_json: bool) -> None:
     """Write the model `name` for requests that bring an image, a text or tensors.
 
     Raises StartupError for a bad name or kind, RepositoryError when it exists or can't be written.
@@ -31,6 +33,7 @@ def create(root: Path, name: str, kind: str, *, as_json: bool) -> None:
     if template is None:
         known = ", ".join(TEMPLATES)
         raise StartupError(ExitCode.BAD_SETTINGS, f"--from is {kind[:100]!r}: must be one of {known}{_near(kind)}")
+    root = settings.repository
     target = root / name
     if target.exists() or target.is_symlink():
         raise RepositoryError(f"{target} is there already; nothing was changed")
@@ -42,11 +45,20 @@ def create(root: Path, name: str, kind: str, *, as_json: bool) -> None:
     except OSError as error:
         raise RepositoryError(f"{target} can't be written: {error.strerror}") from error
     files = [f"{target}/{file.replace('NAME', _module(name))}" for file in template.files]
-    call = template.call.replace("NAME", name)
+    call = _call(template, name, settings.gateway)
     if as_json:
         print_json({"name": name, "version": version, "files": files, "call": call})
     else:
         _print(target, version, files, call)
+
+
+def _call(template: Template, name: str, gateway: GatewaySettings) -> str:
+    """The command that calls it, at the server of these settings."""
+    command = template.call.replace("NAME", name)
+    http, grpc = reachable(gateway.http_address), reachable(gateway.grpc_address)
+    if template.http:
+        return command.replace(GatewaySettings().http_address, http)
+    return command if grpc == GatewaySettings().grpc_address else f"{command} --address {grpc}"
 
 
 def _near(kind: str) -> str:
@@ -85,6 +97,7 @@ def _print(target: Path, version: str, files: list[str], call: str) -> None:
     steps = {
         f"pytest {target}": "its test",
         "headrace serve": "serves it, with the other models",
+        f"headrace models load {target.name}": "where a server runs already",
         call: "calls it",
         f"headrace models add {target.name} weights.safetensors": "your own weights, as a new version",
     }

@@ -10,7 +10,9 @@ class Template(NamedTuple):
     files: Mapping[str, str]
     """Relative name → content."""
     call: str
-    """A command that calls it."""
+    """A command that calls it at the default addresses."""
+    http: bool = False
+    """Whether by HTTP."""
 
 
 _TRY = "curl -s http://127.0.0.1:8000/v2/models/NAME/infer -d "
@@ -188,6 +190,7 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 """,
     },
     _TRY + """'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]}'""",
+    http=True,
 )
 
 _TENSOR = Template(
@@ -244,6 +247,16 @@ def test_another_shape_is_refused() -> None:
 """,
     },
     _TRY + """'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'""",
+    http=True,
 )
 
-TEMPLATES: Mapping[str, Template] = {"image": _IMAGE, "text": _TEXT, "tensor": _TENSOR}
+_PYTEST = """\
+# So that plugins which the test does not need have nothing to say. Delete it for your own project's settings to count.
+[pytest]
+addopts = -p no:asyncio
+"""
+
+TEMPLATES: Mapping[str, Template] = {
+    kind: template._replace(files={**template.files, "pytest.ini": _PYTEST})
+    for kind, template in {"image": _IMAGE, "text": _TEXT, "tensor": _TENSOR}.items()
+}

@@ -59,11 +59,11 @@ def _command(detail: str, settings: Settings) -> str:
     images = [name for name in models if _pipeline(name, settings.repository) == "image_classification"]
     if not images:
         http = _found(r"HTTP ([^\s,;]+)", detail)
-        return f"curl http://{_reachable(http)}/readyz" if http else ""
+        return f"curl http://{reachable(http)}/readyz" if http else ""
     words = [_program(), "classify", _photo(settings.repository)]
     if len(models) > 1:
         words += ["--model", images[0]]
-    address = _reachable(_found(r"gRPC ([^\s,;]+)", detail))
+    address = reachable(_found(r"gRPC ([^\s,;]+)", detail))
     if address != _DEFAULT_ADDRESS:
         words += ["--address", address]
     return " ".join(words)
@@ -81,7 +81,7 @@ def _pipeline(name: str, repository: Path) -> str:
         return ""
 
 
-def _reachable(address: str) -> str:
+def reachable(address: str) -> str:
     """What a client on this machine types for a listening address."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in {"0.0.0.0", "[::]", ""} else address  # noqa: S104 - replaced, not bound

@@ -30,7 +30,7 @@ def test_it_is_whole_and_its_own_test_passes(run: Run, tmp_path: Path, kind: str
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["my-model.2"], "nothing is left beside it"
     (result,) = answer(tmp_path / "models" / "my-model.2")
     assert result
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error", "models"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "models/my-model.2"]
     done = subprocess.run(
         argv, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=False
     )
@@ -58,6 +58,14 @@ def test_it_tells_the_next_steps(run: Run) -> None:
     for step in ("pytest models/my-classifier", "headrace serve", "headrace classify photo.jpg --model my-classifier"):
         assert re.search(rf"^  {step} +# ", out, re.MULTILINE)
     assert "headrace models add my-classifier weights.safetensors" in out
+    assert re.search(r"^  headrace models load my-classifier +# where a server runs already", out, re.MULTILINE)
+
+
+def test_the_next_step_calls_the_server_of_the_settings(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_text("gateway: {http_address: '0.0.0.0:9100', grpc_address: '127.0.0.1:9101'}\n")
+    calls = {kind: json.loads(run("new", f"my-{kind}", "--from", kind, "--json")[1])["call"] for kind in TEMPLATES}
+    assert all(" http://127.0.0.1:9100/v2/models/" in calls[kind] for kind in ("text", "tensor"))
+    assert calls["image"] == "headrace classify photo.jpg --model my-image --address 127.0.0.1:9101"
 
 
 def test_the_same_again_would_be_the_same_version(run: Run) -> None:
