@@ -3,7 +3,8 @@
 Each frame starts with the sender's *generation* (see `shared.transport`): a message of a process that was since
 replaced is dropped. Every job message carries a `deadline_s` of the machine-wide monotonic clock and gets exactly one
 answer: its Done or its Failed message, or the death of the process that held it. Messages about loaded models are in
-`shared.model_messages`, those about generated text in `shared.generation_messages`.
+`shared.model_messages`, those about generated text in `shared.generation_messages`, those to the supervisor in
+`shared.process_messages`.
 """
 
 from typing import TypeAlias
@@ -22,6 +23,7 @@ from shared.model_messages import (
     ModelUse,
     UnloadModel,
 )
+from shared.process_messages import ProcessFailed, ProcessReady, ToSupervisor
 from shared.results import Result
 from shared.tensors import SlotRef, Tensor
 
@@ -279,24 +281,3 @@ class BatchDone(Message, tag="done"):
 FromWorker: TypeAlias = (
     WorkerReady | ModelLoaded | ModelEvicted | MemoryNote | ModelNote | ModelFailed | BatchDone | Generated
 )
-
-
-# ------------------------------------------------------------------ any child → supervisor (inherited pipe)
-
-
-class ProcessReady(Message, tag="process_ready"):
-    """The process does its work now; `detail` is one line for people (e.g. the listening addresses)."""
-
-    process: str
-    detail: str
-
-
-class ProcessFailed(Message, tag="process_failed"):
-    """The process can't start or must stop; it exits with `exit_code` next."""
-
-    process: str
-    exit_code: int
-    text: str
-
-
-ToSupervisor: TypeAlias = ProcessReady | ProcessFailed

@@ -54,7 +54,14 @@ class Runs:
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Inside, the worker is at work for nobody's batch, for the gateways to see."""
+        """Inside, the worker is at work for nobody's batch, for the gateways to see.
+
+        With a batch under way beside the host they go on seeing that one, since when it began: else a batch that hangs
+        would look new after each step of a text.
+        """
+        if self._owners:
+            yield
+            return
         since_s = self._clock()
         for session in self._sessions():
             session.doing(Doing(ELSEWHERE, since_s))
