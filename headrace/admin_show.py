@@ -16,6 +16,8 @@ from shared.traffic import Canary, Traffic
 LAST_CHANGES = 5
 _BAR_CELLS = 24
 _STAGES = ("wait", "read", "build", "device", "warm_up")
+_WELL = ("ready", "on_demand")
+"""Phases that need no explanation."""
 _PHASE_STYLE = {"ready": "green", "on_demand": "green", "failed": "red", "no_worker": "red"}
 
 
@@ -139,7 +141,7 @@ def models(found: Models, *, wide: bool) -> RenderableType:
         if not state.phase:  # stored only: `headrace models list`
             continue
         table.add_row(*_state_row(state, wide=wide))
-        told = filter(None, (state.reason if state.phase != "ready" else "", state.refused))
+        told = filter(None, (state.reason if state.phase not in _WELL else "", state.refused))
         reasons += [Text("✗ ", "red") + literal(f"{state.model} {state.version}: {each}") for each in told]
         reasons += [warning(f"{state.model} {state.version}: {each}") for each in state.notes]
     return Group(table, *map(_memory, found.memory), *reasons)
@@ -154,7 +156,7 @@ def _state_row(state: VersionState, *, wide: bool) -> list[Text]:
         Text(state.version or "none"),
         _role(state.role) + Text(share),
         Text(state.phase, _PHASE_STYLE.get(state.phase, "yellow")),
-        Text(f"{state.memory_bytes / 1e6:.1f} MB" if state.memory_bytes else ""),
+        Text(f"{state.memory_bytes / 1e6:.1f} MB" if state.memory_bytes and state.phase != "on_demand" else ""),
         Text(load),
         Text(f"{state.uses} ({state.uses_per_minute:.0f}/min)" if state.uses else ""),
     ]
