@@ -110,7 +110,7 @@ class ModelControl(Standings):
             await self._serve(name, needed)
             return after
         lacking = self._preparer.lacking(name, needed, standby=not first)
-        await self._disk.check_there(name, [version for version in lacking if version != after.standby])
+        await self._disk.check_there(name, [version for version in lacking if version in after.answering()])
         async with self._preparer.prepared(name, needed, standby=not first) as found:
             try:
                 await others.prepare(name, after.without_history(), at_once=not lacking)
