@@ -86,11 +86,12 @@ class Desk:
         *,
         portion: int = 8,
         vocabulary: Vocabulary = VOCABULARY,
+        device: TorchDevice = CPU,
     ) -> None:
         """`portion`: tokens of prompts read per step; 16 is the least that a stepper allows itself, so it is set."""
         self.network = network or TinyLlama()
         self.capacity = capacity or Capacity(8, 8 * self.network.context, self.network.context)
-        self.runner = GenerationRunner(self.network, vocabulary, CPU, self.capacity)
+        self.runner = GenerationRunner(self.network, vocabulary, device, self.capacity)
         self.runner.limits = GenerationLimits(self.capacity.sequences, self.capacity.tokens, 0.01, 0.001)
         self.loaded = LoadedVersion(TOY, self.runner, ToyPipeline(), [])
         self.clock = Clock()

@@ -68,7 +68,7 @@ class TinyLlama(GeneratingNetwork):
             x = x + layer.out(seen.transpose(1, 2).flatten(2))
             y = layer.before_feed(x)
             x = x + layer.down(functional.silu(layer.gate(y)) * layer.up(y))
-        last = x[torch.arange(len(x)), counts - 1]
+        last = x[torch.arange(len(x), device=x.device), counts - 1]
         logits: Tensor = self.head(self.norm(last)).float()
         return logits
 
@@ -105,7 +105,7 @@ class Slow(TinyLlama):
 def _turned(x: Tensor, positions: Tensor) -> Tensor:
     """Rotary embedding of `[b, heads, t, size]`."""
     half = x.shape[-1] // 2
-    angles = positions[:, None, :, None] * (100.0 ** -(torch.arange(half) / half))
+    angles = positions[:, None, :, None] * (100.0 ** -(torch.arange(half, device=x.device) / half))
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
 
