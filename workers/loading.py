@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shared.clock import now_s
 from shared.errors import HeadraceError, StartupError
 from shared.logs import get_logger
+from shared.model_config import ModelConfig
 from shared.pipeline import Pipeline
 from shared.pipeline_loader import load_pipeline
 from shared.repository import ModelVersion, Repository
@@ -96,10 +97,7 @@ class Loader:
         return Repository(self._settings.repository).open(key.name, key.version, config or None)
 
     def _runner(self, version: ModelVersion, pipeline: Pipeline[Any], stages: Stages) -> Runner:
-        if pipeline.generates and version.config.backend != "torch":
-            raise LoadFailed(
-                f"model {version.name}: backend is {version.config.backend}; text is generated with backend torch alone"
-            )
+        _agree(version.config, version.name, generates=pipeline.generates)
         if version.config.backend == "simulated":
             return simulated.load(version, pipeline.spec)
         if version.config.backend == "numpy":
@@ -122,6 +120,16 @@ class Loader:
         precision = choose(worker.precision, version.config.precision, on_cuda=self._device.is_cuda)
         sizes = version.batching(self._settings.batching).sizes if worker.compile else ()
         return torch_backend.load(version, pipeline, self._device, precision, compile_for=sizes, stages=stages)
+
+
+def _agree(config: ModelConfig, name: str, *, generates: bool) -> None:
+    """Raises LoadFailed where model.yaml says what does not go with its pipeline."""
+    if generates and config.backend != "torch":
+        raise LoadFailed(f"model {name}: backend is {config.backend}; text is generated with backend torch alone")
+    if not generates and "generation" in config.model_fields_set:
+        raise LoadFailed(
+            f"model {name}: generation is given, but pipeline {config.pipeline} generates no text: remove it"
+        )
 
 
 def served(settings: Settings) -> list[tuple[Key, bytes]]:

@@ -47,6 +47,13 @@ def test_the_default_model_is_described_completely() -> None:
         ("pipeline: tensor\nbackend: simulated\nmax_rows: 5\n", 3, "(did you mean batching.max_rows?)"),
         ("pipeline: tensor\nbackend: simulated\nbatching:\n  max_rows: 0\n", 4, "batching.max_rows is 0"),
         ("pipeline: tensor\nbackend: simulated\nbatching:\n  max_rows: true\n", 4, "must not be true or false"),
+        ("pipeline: tensor\nnetwork: a:b\ngeneration: {max_sequences: 0}\n", 3, "generation.max_sequences is 0"),
+        ("pipeline: tensor\nnetwork: a:b\ngeneration: {cache_tokens: 15}\n", 3, "generation.cache_tokens is 15"),
+        (
+            "pipeline: tensor\nnetwork: a:b\ngeneration: {cache_tokens: 100}\n",
+            3,
+            "cache_tokens is 100, which is under 16 for each of max_sequences (16): raise it or lower max_sequences",
+        ),
         ("pipeline: tensor\nnetwork: os.system\n", 2, "network is 'os.system'"),
         ("pipeline: ../x\nbackend: simulated\n", 1, "pipeline is '../x'"),
         ("pipeline: tensor\nbackend: simulated\nlabels: ../../etc/passwd\n", 3, "labels is '../../etc/passwd'"),

@@ -116,6 +116,14 @@ def test_what_can_not_generate_says_why(tmp_path: Path, config: str, says: str) 
         load(tmp_path)
 
 
+def test_a_block_for_texts_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    config = "pipeline: toy:Toy\nbackend: simulated\ngeneration: {max_sequences: 2}\n"
+    timing = b'{"a_ms": 0, "b_ms": 0}'
+    toy_model(tmp_path / "models", "texts", config, {"simulated.json": timing})
+    with pytest.raises(LoadFailed, match="generation is given, but pipeline toy:Toy generates no text: remove it"):
+        load(tmp_path)
+
+
 def test_a_context_beyond_the_network_s_is_refused(tmp_path: Path) -> None:
     model(tmp_path, f"pipeline: texts:Texts\nnetwork: {NETWORK}\n", context=49)
     with pytest.raises(LoadFailed, match=r"preprocessing.context is 49, but its network takes 48 tokens"):
