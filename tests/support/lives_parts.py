@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gateway import model_control
 from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.build import served_models
@@ -60,6 +61,7 @@ from shared.traffic import Traffic
 from tests.support.gateway_parts import FakeProcesses, FakeRouter, done, welcome
 
 LIMIT_S = 5.0
+model_control.READ_LIMIT_S = model_control.WRITE_LIMIT_S = LIMIT_S  # tests wait until it is written, however slow
 NAME = "words"
 MODEL_YAML = """\
 pipeline: tensor
@@ -255,8 +257,7 @@ class World:
     def current(self, name: str = NAME) -> ServedModel:
         """Who answers."""
         split = self.routing.split(name)
-        if split is None:
-            raise LookupError(name)
+        assert split is not None, name
         return split.current
 
     def on_disk(self, name: str = NAME) -> Traffic:
