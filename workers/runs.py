@@ -49,8 +49,8 @@ class Runs:
         return began
 
     def has_work(self) -> bool:
-        """Whether a batch waits or is under way among the others."""
-        return bool(len(self._flight)) or any(session.next_version() is not None for session in self._sessions())
+        """Whether a batch waits or is under way."""
+        return bool(self.running()) or any(session.next_version() is not None for session in self._sessions())
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ class Chain(Text):
         self._detokeniser = Detokeniser(reader.vocabulary, job.options.stop)
         self._count = 0
         self._last = 0
-        self._mask = self._seen(())
+        self._mask: Seen | None = None
 
     def last_tokens(self) -> list[int]:
         """See Text."""
@@ -106,6 +106,8 @@ class Chain(Text):
 
     def way(self) -> Way:
         """How its next token is to be chosen."""
+        if not self._count:
+            self._mask = self._seen(())
         mask = None if self._mask is None else self._mask.mask
         return Way(self.job.options, self._seed, self._count, mask)
 

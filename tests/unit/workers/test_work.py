@@ -1,4 +1,5 @@
 import gc
+import select
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ class Session:
         self.cancelled: set[int] = set()
         self.said: list[Piece] = []
         self.shown: list[int] = []
+        self.aside = False
         self.notes = 0
         self.link: Any = type("Link", (), {"arena": bench.arena.attached})
 
@@ -80,7 +82,7 @@ class Session:
         return self._bench.toy if self.batches else None
 
     def next_is_aside(self) -> bool:
-        return False
+        return self.aside
 
     def next_batch(self) -> RunBatch:
         return self.batches.popleft()
@@ -112,7 +114,8 @@ class Bench:
         self.sessions = [Session(self)]
         sessions: Any = lambda: self.sessions  # noqa: E731 - fakes
         self.texts = Texts(sessions, self._get, self.clock)
-        self.work = Work(Runs(sessions, Flight(NoDevice()), Aside(NoDevice()), self.clock), self.texts, self.clock)
+        self.aside = Aside(NoDevice())
+        self.work = Work(Runs(sessions, Flight(NoDevice()), self.aside, self.clock), self.texts, self.clock)
 
     def _get(self, key: Key) -> LoadedVersion | None:
         return {TEXTS: self.texts_version, TOY: self.toy}.get(key)
@@ -157,6 +160,19 @@ def test_either_alone_has_all_of_the_time(arena: TwoSidedArena) -> None:
     bench.log.clear()
     bench.send(generate(1, [1, 2, 3], max_tokens=4))
     assert bench.run() == "gggg"
+
+
+def test_a_batch_that_has_run_aside_is_answered_while_texts_go_on(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    bench.sessions[0].aside = True
+    bench.sessions[0].batches.extend(batches(1))
+    bench.send(generate(1, [1, 2, 3], max_tokens=10))
+    bench.texts.collect()
+    while bench.sessions[0].batches:
+        bench.work.step()
+    readable, _, _ = select.select([bench.aside.fileno()], [], [], 10.0)
+    assert readable, "the batch has not run within 10 s"
+    assert "b" in bench.run()[:-1]
 
 
 def test_a_version_is_held_by_nobody_once_its_last_text_has_ended(arena: TwoSidedArena) -> None:
