@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import HeadraceError
-from shared.results import Classification, Detection, Detections, Embedding, Label, Result, Tensors, Text
+from shared.results import Classification, Detection, Detections, Embedding, Entities, Label, Result, Tensors, Text
 from shared.tensors import Array, Tensor, as_array
 
 TIE = 1e-3
 """Scores so close are equal: another backend or batch size adds up in another order."""
 SURE = 0.5
-"""Boxes with this score or more must be found by both; what either doubts may be missing from the other."""
+"""Boxes and entities with this score or more must be found by both; what either doubts may be missing from the
+other."""
 OVERLAP = 0.5
 """Of two boxes of the same thing: intersection over union, as detectors are usually judged."""
 COSINE = 0.99
@@ -33,6 +34,7 @@ def agree(left: Answer, right: Answer) -> bool:
 
     - classification: the same best class, or two that are equally good (`TIE`) in either
     - detections: each box of which one is `SURE` has a box of that class in the other, overlapping by `OVERLAP`
+    - entities: each of which one is `SURE` is in the other, of the same kind, with the same borders
     - embedding: as long, and a cosine of at least `COSINE`
     - tensors: the same names, datatypes and shapes; integers, booleans and bytes equal, other numbers within
       `RELATIVE` of the largest one
@@ -45,11 +47,17 @@ def agree(left: Answer, right: Answer) -> bool:
 def _alike(left: Result | HeadraceError, right: Result | HeadraceError) -> bool:
     if isinstance(left, HeadraceError) or isinstance(right, HeadraceError):
         return isinstance(left, HeadraceError) and isinstance(right, HeadraceError) and left.code is right.code
+    return _alike_results(left, right)
+
+
+def _alike_results(left: Result, right: Result) -> bool:
     match left, right:
         case Classification(), Classification():
             return _same_class(left.labels, right.labels)
         case Detections(), Detections():
             return _covers(left.boxes, right.boxes) and _covers(right.boxes, left.boxes)
+        case Entities(), Entities():
+            return _has_all(left, right) and _has_all(right, left)
         case Embedding(), Embedding():
             return _same_direction(left.values, right.values)
         case Tensors(), Tensors():
@@ -75,6 +83,12 @@ def _same(one: Label, other: Label) -> bool:
 def _covers(boxes: list[Detection], others: list[Detection]) -> bool:
     sure = [box for box in boxes[:_MOST_BOXES] if box.label.score >= SURE]
     return all(any(_same_thing(box, other) for other in others[:_MOST_BOXES]) for box in sure)
+
+
+def _has_all(found: Entities, other: Entities) -> bool:
+    there = {(one.label.name, one.start, one.end) for one in other.entities}
+    sure = (one for one in found.entities if one.label.score >= SURE)
+    return all((one.label.name, one.start, one.end) in there for one in sure)
 
 
 def _same_thing(one: Detection, other: Detection) -> bool:

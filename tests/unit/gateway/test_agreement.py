@@ -8,7 +8,18 @@ import pytest
 
 from gateway.agreement import agree
 from shared.errors import HeadraceError, InternalFault, InvalidInput
-from shared.results import Classification, Detection, Detections, Embedding, Label, Result, Tensors, Text
+from shared.results import (
+    Classification,
+    Detection,
+    Detections,
+    Embedding,
+    Entities,
+    Entity,
+    Label,
+    Result,
+    Tensors,
+    Text,
+)
 from shared.tensors import SlotRef, Tensor, datatype_of
 
 
@@ -123,3 +134,23 @@ def test_large_tensors_are_compared_whole_and_in_little_memory() -> None:
     assert not agree(tensors[:1], [Tensors([Tensor("x", "FP32", (count,), right.tobytes())])])
     right[-1] = NAN
     assert not agree(tensors[:1], [Tensors([Tensor("x", "FP32", (count,), right.tobytes())])])
+
+
+def entities(*found: tuple[str, int, int, float]) -> Entities:
+    return Entities([Entity(Label(1, name, score), start, end, "x") for name, start, end, score in found])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "alike"),
+    [
+        (entities(("PER", 0, 4, 0.9)), entities(("PER", 0, 4, 0.6)), True),
+        (entities(("PER", 0, 4, 0.9)), entities(("LOC", 0, 4, 0.9)), False),
+        (entities(("PER", 0, 4, 0.9)), entities(("PER", 0, 5, 0.9)), False),
+        (entities(("PER", 0, 4, 0.9), ("LOC", 9, 12, 0.4)), entities(("PER", 0, 4, 0.9)), True),
+        (entities(("PER", 0, 4, 0.9)), entities(("PER", 0, 4, 0.9), ("LOC", 9, 12, 0.8)), False),
+        (entities(), entities(), True),
+        (entities(), Text(""), False),
+    ],
+)
+def test_entities_of_which_one_is_sure_are_in_both(left: Entities, right: Result, alike: bool) -> None:
+    assert agree([left], [right]) == agree([right], [left]) == alike
