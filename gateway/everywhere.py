@@ -18,6 +18,7 @@ from gateway.peers import (
     Ask,
     Changes,
     Control,
+    News,
     Ordered,
     PeerGone,
     PeerServer,
@@ -67,9 +68,12 @@ class Everywhere(Together):
     async def start(self) -> None:
         """Answer the others, and catch up with what was loaded and unloaded by request."""
         await self._server.start()
-        changes = await self._heard()
-        if changes:
-            await self._adopt(changes)
+        news = await self._heard()
+        await self._adopt(news.loaded)
+        following = [asyncio.create_task(self._follow(*each)) for each in news.unwritten.items()]
+        if following:
+            self._adopting += following
+            await asyncio.wait(following, timeout=ADOPT_LIMIT_S)  # what takes longer goes on
         self._caught_up = True
 
     def close(self) -> None:
@@ -77,18 +81,25 @@ class Everywhere(Together):
         self._server.close()
         self._orders.give_up()
 
-    async def _heard(self) -> dict[str, bool]:
+    async def _heard(self) -> News:
         """What the first one says that knows; those that are catching up themselves don't."""
         asked = [asyncio.create_task(ask(self._sockets[each], Changes(), ADOPT_LIMIT_S)) for each in self._others()]
         try:
             for answer in asyncio.as_completed(asked):
                 with contextlib.suppress(PeerGone, HeadraceError):
-                    return msgspec.msgpack.decode(await answer, type=dict[str, bool])
+                    return msgspec.msgpack.decode(await answer, type=News)
         finally:
             for each in asked:
                 each.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        return {}
+        return News()
+
+    async def _follow(self, name: str, unwritten: Traffic) -> None:
+        """What the others could not write must not come back with a gateway that starts."""
+        try:
+            await self._control.follow(name, unwritten)
+        except HeadraceError as error:
+            log.warning("not as at the other gateways", model=name, reason=error.text)
 
     # ------------------------------------------------------------ loading and unloading
 
@@ -254,7 +265,7 @@ class Everywhere(Together):
     def _told_changes(self) -> bytes:
         if not self._caught_up:
             raise NotReady("this gateway has just started itself")
-        return msgspec.msgpack.encode(self._changes)
+        return msgspec.msgpack.encode(News(self._changes, self._control.kept()))
 
 
 def _told(traffic: Traffic) -> bytes:

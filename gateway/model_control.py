@@ -132,29 +132,38 @@ class ModelControl(Standings):
         return after
 
     async def follow(self, name: str, unwritten: Traffic) -> None:
-        """Another gateway has put this in force, and could not write it. Raises HeadraceError."""
+        """Another gateway has put this in force, and could not write it. Raises HeadraceError.
+
+        Its history: what is new in it.
+        """
         known = self._known(name)
         before = await self._disk.before(name, known.traffic, READ_LIMIT_S)
         if same(before, unwritten):
             return
-        after = msgspec.structs.replace(unwritten, history=[*before.history, *unwritten.history[-1:]])
+        after = msgspec.structs.replace(unwritten, history=[*before.history, *unwritten.history])
         needed = InForce(after, known.config)
         async with self._preparer.prepared(name, needed, standby=False) as found, self._locks.held(name):
-            await self._put_in_force(name, before, needed, found)
+            await self._put_in_force(name, before, needed, found, len(unwritten.history))
         with suppress(ChangedMeanwhile):  # which the watch sees
             await self._disk.write_kept(name, WRITE_LIMIT_S)
 
-    async def _put_in_force(self, name: str, before: Traffic, wanted: InForce, found: Prepared) -> None:
+    async def _put_in_force(
+        self, name: str, before: Traffic, wanted: InForce, found: Prepared, changes: int = 1
+    ) -> None:
         """Move the pointer before anything is written. Raises ChangedMeanwhile."""
         now = self._in_force.get(name, wanted).traffic
         if not same(await self._disk.before(name, now, READ_LIMIT_S), before):
             raise ChangedMeanwhile(f"the traffic of model {name[:100]!r} was changed by somebody else meanwhile")
-        self._disk.keep(name, before, wanted.traffic)
+        self._disk.keep(name, before, wanted.traffic, changes)
         self._switch(name, wanted, found)
 
     def unwritten(self) -> list[str]:
         """Models whose traffic could not be written, and is to be tried again now."""
         return self._disk.due()
+
+    def kept(self) -> dict[str, Traffic]:
+        """All that could not be written, for a gateway that comes: its disk says what is not in force any more."""
+        return self._disk.kept()
 
     async def write(self, name: str) -> None:
         """Try again."""

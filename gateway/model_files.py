@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from gateway.unwritten import ChangedMeanwhile, Unwritten, same
 from shared.clock import now_s
 from shared.errors import HeadraceError, NotReady, StartupError, UnknownVersion
@@ -93,11 +95,17 @@ class ModelFiles:
 
     # ------------------------------------------------------------ in force first, then written
 
-    def keep(self, name: str, before: Traffic, after: Traffic) -> None:
-        """This is in force from now on in place of `before`, by one change, and is to be written."""
+    def keep(self, name: str, before: Traffic, after: Traffic, changes: int = 1) -> None:
+        """This is in force from now on in place of `before`, by so many changes, and is to be written."""
         earlier = self._unwritten.get(name)
         first = Unwritten(before, before, []) if earlier is None else earlier
-        self._unwritten[name] = first.followed_by(after)
+        self._unwritten[name] = first.followed_by(after, changes)
+
+    def kept(self) -> dict[str, Traffic]:
+        """What is in force and not written, by model, with the changes that are not written as its history."""
+        return {
+            name: msgspec.structs.replace(each.after, history=each.entries) for name, each in self._unwritten.items()
+        }
 
     def unwritten(self, name: str) -> str:
         """Why what is in force is not written yet: one sentence; empty when it is."""

@@ -55,7 +55,16 @@ class Control(msgspec.Struct, tag="control"):
 
 
 class Changes(msgspec.Struct, tag="changes"):
-    """What has been loaded and unloaded by request so far? Answered with a map: model → whether it is loaded."""
+    """What do you know that the disk does not say? Answered with `News`."""
+
+
+class News(msgspec.Struct):
+    """What a gateway that starts is to know."""
+
+    loaded: dict[str, bool] = {}
+    """Models that were loaded (true) or unloaded by request so far."""
+    unwritten: dict[str, Traffic] = {}
+    """By model, as in `Adopt`."""
 
 
 class Ordered(msgspec.Struct, tag="order"):
@@ -85,7 +94,7 @@ class Adopt(msgspec.Struct, tag="adopt"):
 
     model: str
     unwritten: Traffic | None = None
-    """What traffic.json is to say: it is in force, and can't be written yet."""
+    """What traffic.json is to say: it is in force, and can't be written yet. Its history: what is new in it."""
 
 
 class Figures(msgspec.Struct, tag="figures"):

@@ -40,9 +40,9 @@ class Unwritten:
         """When it is to be tried again (monotonic); not by itself before the first try has failed."""
         self._delay_s = FIRST_DELAY_S
 
-    def followed_by(self, after: Traffic) -> "Unwritten":
-        """With one change more."""
-        return Unwritten(self.base, after, [*self.entries, *after.history[-1:]][-MAX_HISTORY:])
+    def followed_by(self, after: Traffic, changes: int = 1) -> "Unwritten":
+        """With so many changes more."""
+        return Unwritten(self.base, after, [*self.entries, *after.history[-changes:]][-MAX_HISTORY:])
 
     def over(self, disk: Traffic) -> Traffic:
         """What is to be read where the disk says this: nothing else, if somebody has changed it since."""

@@ -29,6 +29,7 @@ class Gateway:
     """One of them."""
 
     def __init__(self, root: Path, index: int, sockets: list[Path]) -> None:
+        self.sockets = sockets
         self.world = World(Settings(repository=root))
         self.everywhere = Everywhere(index, sockets, self.world.control)
         self.everywhere.connect(lambda: b"", lambda: {"ready": True, "reason": None})
@@ -128,6 +129,15 @@ async def test_a_rollback_that_the_disk_refuses_is_in_force_at_all_and_outlives_
             assert "No space left" in each.everywhere.standing(NAME).unwritten
             await each.world.control.reconcile(NAME)
             assert each.world.roles() == {old: "current"}, "what the disk still says does not bring it back"
+        again = Gateway(root, 0, all_[0].sockets)  # one that is started anew reads the old file
+        all_[0].everywhere.close()
+        try:
+            await again.start()
+            assert again.world.roles() == {old: "current"}
+            await again.world.control.reconcile(NAME)
+            assert again.world.roles() == {old: "current"}
+        finally:
+            again.stop()
         monkeypatch.setattr(repository_writer, "_write", really)
         last = all_[-1].world
         await last.control.write(NAME)
