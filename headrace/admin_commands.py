@@ -33,7 +33,7 @@ def traffic(  # noqa: PLR0913 - one parameter per option
         str,
         typer.Option(
             metavar="HASH",
-            help="With --rollback: end this one or none; default what is in force, if that is no rollback.",
+            help="With --rollback: end this one or nothing; needed after another rollback.",
         ),
     ] = "",
     reason: Annotated[str, typer.Option(help="For the history, with --rollback.")] = "",
