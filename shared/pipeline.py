@@ -168,6 +168,10 @@ class Pipeline(abc.ABC, Generic[O]):
         """Batch of input tensors on the device → the network's positional arguments, in the worker."""
         return tuple(inputs.values())
 
+    def argument_names(self) -> Sequence[frozenset[str]]:
+        """For each of `normalise`'s tensors the names that files of networks use for it; empty: they go by position."""
+        return ()
+
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """The network's outputs → one tensor per output spec, on the device, float32 where it matters."""
         return outputs

@@ -27,6 +27,13 @@ SHORTEST = 16
 PADDING = -1
 """Stands where a text has ended: no token has this id, so that nothing in a text can be taken for it."""
 
+USUAL_NAMES = {
+    "tokens": frozenset({"input_ids", "ids", "tokens"}),
+    "mask": frozenset({"attention_mask", "input_mask", "mask"}),
+    "types": frozenset({"token_type_ids", "segment_ids", "types"}),
+}
+"""What inputs are called in ONNX files of such networks."""
+
 Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Argument = Literal["tokens", "mask", "types"]
 
@@ -116,6 +123,10 @@ class TextPipeline(Pipeline[O]):
             "types": lambda: tokens.new_zeros(tokens.shape).long(),
         }
         return tuple(given[name]() for name in self.config.arguments)
+
+    def argument_names(self) -> tuple[frozenset[str], ...]:
+        """Those that exporters give them."""
+        return tuple(USUAL_NAMES[name] for name in self.config.arguments)
 
     def example(self) -> RawInput:
         """A short sentence."""

@@ -1,8 +1,8 @@
 """Whether an ONNX file and a pipeline belong together: names, datatypes, shapes. Worker only.
 
 Where the pipeline hands tensors through as they are, its declaration must name the file's own inputs and outputs.
-Where it has a `normalise` or `head` of its own, the network's arguments and results go by position, and what
-`normalise` makes of an example must fit the file.
+Where it has a `normalise` or `head` of its own, the network's arguments and results go by position, arguments also by
+the names that exporters usually give them, and what `normalise` makes of an example must fit the file.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,8 @@ def fit(file: OnnxFile, pipeline: Pipeline[Any], max_rows: int, told: str) -> Fi
     inputs, outputs = file.inputs, file.outputs
     if kind.normalise is Pipeline.normalise:
         inputs = _by_name(spec.inputs, inputs, f"{told}: input", exactly=True)
+    else:
+        inputs = _by_usual_name(pipeline.argument_names(), inputs)
     if kind.head is Pipeline.head and kind.reduce is Pipeline.reduce:
         outputs = _by_name(spec.outputs, outputs, f"{told}: output", exactly=False)
     for tensor in (*inputs, *outputs):
@@ -78,6 +80,14 @@ def _by_name(
             declared = _shape((-1, *spec.shape))
             raise LoadFailed(f"{told} {spec.name} has shape {_shape(tensor.shape)}; the pipeline declares {declared}")
     return tuple(there[name] for name in names)
+
+
+def _by_usual_name(wanted: Sequence[frozenset[str]], tensors: tuple[OnnxTensor, ...]) -> tuple[OnnxTensor, ...]:
+    """In the order of the arguments, where the file has just one tensor of each one's usual names; else as they are."""
+    found = [[tensor for tensor in tensors if tensor.name in names] for names in wanted]
+    if len(found) != len(tensors) or any(len(each) != 1 for each in found):
+        return tensors
+    return tuple(each[0] for each in found)
 
 
 def _same_shape(declared: Sequence[int], shape: Sequence[int], *, free_fits: bool) -> bool:
