@@ -56,13 +56,14 @@ def ready_text(detail: str, settings: Settings) -> str:
 
 def _command(detail: str, settings: Settings) -> str:
     models = [name.strip() for name in _found(r"models ([^;]*)", detail).split(",") if name.strip()]
-    images = [name for name in models if _pipeline(name, settings.repository) == "image_classification"]
-    if not images:
+    # The first will do: the supervisor, which stops the server, has to look at no more than that.
+    image = next((name for name in models if _pipeline(name, settings.repository) == "image_classification"), None)
+    if image is None:
         http = _found(r"HTTP ([^\s,;]+)", detail)
         return f"curl http://{reachable(http)}/readyz" if http else ""
     words = [_program(), "classify", _photo(settings.repository)]
     if len(models) > 1:
-        words += ["--model", images[0]]
+        words += ["--model", image]
     address = reachable(_found(r"gRPC ([^\s,;]+)", detail))
     if address != _DEFAULT_ADDRESS:
         words += ["--address", address]
@@ -76,7 +77,7 @@ def _found(pattern: str, text: str) -> str:
 
 def _pipeline(name: str, repository: Path) -> str:
     try:
-        return Repository(repository).open(name).config.pipeline
+        return Repository(repository, only=name).open(name).config.pipeline
     except (HeadraceError, StartupError, OSError):  # the repository has changed since the gateway read it
         return ""
 

@@ -1,11 +1,14 @@
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace import ready
 from headrace.ready import ReadyWord, ready_text
+from shared.repository import ModelVersion, Repository
 from shared.settings import Settings
+from tests.support.stack import simulated_repository
 
 DETAIL = "gRPC 127.0.0.1:8001, HTTP 127.0.0.1:8000, models efficientnet-lite0"
 
@@ -90,3 +93,27 @@ def test_the_word_is_said_once_when_all_gateways_are_ready_at_once(
     serving.discard("gateway-1")
     ready("gateway-1", False)
     assert said == [0, 0, 0, 1, 0]
+
+
+def test_of_hundreds_of_models_only_as_many_are_read_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor does this, and hears no SIGTERM meanwhile."""
+    root = simulated_repository(tmp_path / "models", *(f"model-{number}" for number in range(20)))
+    read: list[str] = []
+    opened = Repository.open
+    listed = Path.iterdir
+
+    def open_one(repository: Repository, name: str) -> ModelVersion:
+        read.append(name)
+        return opened(repository, name)
+
+    def list_one(path: Path) -> Iterator[Path]:
+        assert path != root, "the whole repository is read for one model"
+        return listed(path)
+
+    monkeypatch.setattr(Repository, "open", open_one)
+    monkeypatch.setattr(Path, "iterdir", list_one)
+    detail = DETAIL.replace("efficientnet-lite0", ", ".join(f"model-{number}" for number in range(20)))
+    assert "--model model-0" in ready_text(detail, Settings(repository=root))
+    assert read == ["model-0"]
