@@ -80,7 +80,14 @@ class Tokeniser:
     def open(self) -> "Tokenizer":
         """Read the file, unless that is done. Raises NotReady."""
         if self._opened is None:
-            self._opened = opened(self._path)
+            tokeniser = opened(self._path)
+            special = tokeniser.num_special_tokens_to_add(is_pair=False)
+            if special >= self._max_tokens:
+                raise NotReady(
+                    f"preprocessing.max_tokens is {self._max_tokens}, and the model's {self._path.name} adds {special} "
+                    "tokens to each text: there is no room for the text"
+                )
+            self._opened = tokeniser
         return self._opened
 
 

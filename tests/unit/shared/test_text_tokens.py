@@ -129,3 +129,11 @@ def test_a_broken_file_is_told_without_its_path(tmp_path: Path) -> None:
     with pytest.raises(NotReady) as refused:
         Tokeniser(tmp_path / "tokenizer.json", 32).encode(b"x", truncate=True)
     assert refused.value.text == "the model's tokenizer.json can't be read as a tokeniser, see the log"
+
+
+def test_fewer_tokens_than_the_file_adds_leave_no_room_for_a_text(path: Path) -> None:
+    assert len(Tokeniser(path, 3).encode(b"the river", truncate=True).ids) == 3
+    with pytest.raises(
+        NotReady, match=r"preprocessing\.max_tokens is 2, and the model's tokenizer\.json adds 2 tokens"
+    ):
+        Tokeniser(path, 2).encode(b"the river", truncate=True)
