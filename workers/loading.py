@@ -94,7 +94,7 @@ class Loader:
 
     def _open(self, key: Key, config: bytes) -> ModelVersion:
         """Read anew: the version may have been written after this process started."""
-        return Repository(self._settings.repository).open(key.name, key.version, config or None)
+        return Repository(self._settings.repository, only=key.name).open(key.name, key.version, config or None)
 
     def _runner(self, version: ModelVersion, pipeline: Pipeline[Any], stages: Stages) -> Runner:
         _agree(version.config, version.name, generates=pipeline.generates)

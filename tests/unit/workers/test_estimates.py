@@ -1,11 +1,16 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from shared.settings import Settings
 from tests.support.worker_parts import toy_model
 from workers import estimates
+from workers.backends.base import NoDevice
+from workers.loaded import Key
+from workers.loading import Loader
 
 TORCH = "pipeline: toy:Toy\nbackend: torch\nnetwork: mine:network\n"
 
@@ -33,3 +38,18 @@ def test_a_simulated_model_needs_what_it_says(tmp_path: Path, added: str, nbytes
     timing = f'{{"a_ms": 0, "b_ms": 0{added}}}'.encode()
     version = toy_model(tmp_path, "toy", "pipeline: toy:Toy\nbackend: simulated\n", {"simulated.json": timing})
     assert estimates.of(version) == nbytes
+
+
+def test_a_load_reads_no_other_model_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds it would be most of a small load's time."""
+    timing = b'{"a_ms": 0, "b_ms": 0, "memory_bytes": 7}'
+    version = toy_model(tmp_path, "toy", "pipeline: toy:Toy\nbackend: simulated\n", {"simulated.json": timing})
+    listed = Path.iterdir
+
+    def list_one(path: Path) -> Iterator[Path]:
+        assert path != tmp_path, "the whole repository is read"
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", list_one)
+    loader = Loader(Settings(repository=tmp_path), NoDevice())
+    assert loader.estimate(Key("toy", version.version, version.revision)) == 7
