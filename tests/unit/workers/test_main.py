@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ def start(folder: Path, code: str, fd: int) -> "subprocess.CompletedProcess[str]
         folder / "models", "sim", "pipeline: toy:Toy\nbackend: simulated\n", {"simulated.json": b'{"a_ms":0,"b_ms":0}'}
     )
     config = folder / "headrace.yaml"
-    config.write_text(f"repository: models\nruntime_dir: {folder / 'run'}\n")
-    argv = [sys.executable, "-c", code, "--config", str(config), "--ready-fd", str(fd)]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, pass_fds=(fd,))
+    with tempfile.TemporaryDirectory(prefix="headrace-test-") as runtime:  # the test's own folder may be too deep
+        config.write_text(f"repository: models\nruntime_dir: {runtime}/run\n")
+        argv = [sys.executable, "-c", code, "--config", str(config), "--ready-fd", str(fd)]
+        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, pass_fds=(fd,))
 
 
 def told(fd: int) -> list[ToSupervisor]:
