@@ -3,6 +3,8 @@
 Every wait has a limit and says what was awaited. `Stack` is `headrace serve`; `Process` is any one process by itself.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import queue
@@ -54,11 +56,19 @@ def eventually(what: str, condition: Callable[[], Any], limit_s: float = START_L
         threading.Event().wait(STEP_S)
 
 
+_PORTS = range(10_000, 30_000)
+"""Below those that the system gives to connections, which could take one between the look and the server's start."""
+_next_port = itertools.count(os.getpid() * 1009)  # processes of tests that run side by side look in different places
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for number in itertools.islice(_next_port, len(_PORTS)):
+        port = _PORTS[number % len(_PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port of {_PORTS} is free")
 
 
 def simulated_repository(root: Path, *names: str, a_ms: float = 2.0, b_ms: float = 0.05) -> Path:
