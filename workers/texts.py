@@ -67,7 +67,8 @@ class Texts:
     def forget(self, session: Session) -> None:
         """Its gateway is gone. Raises DeviceLost."""
         for stepper in self._steppers.values():
-            stepper.forget(session)
+            for owner, pieces in stepper.forget(session).items():
+                self._say(owner, pieces)
         self._let_go()
 
     def end_all(self) -> None:

@@ -28,6 +28,7 @@ PORTION_S = 0.1
 """About so long a step reads prompts: the texts that run stand still meanwhile, and so do other models."""
 LEAST_PORTION, LARGEST_PORTION = 16, 4096
 """Tokens, whatever was measured."""
+
 _log = get_logger()
 
 
@@ -76,9 +77,10 @@ class Stepper:
         """Their callers have left: they end with the next step. Those that have ended are nothing to remember."""
         self._cancelled.update((owner, job) for job in jobs)
 
-    def forget(self, owner: Hashable) -> None:
-        """There is nobody any more to tell. Raises DeviceLost."""
+    def forget(self, owner: Hashable) -> dict[Hashable, list[Piece]]:
+        """There is nobody any more to tell; what others are to be told. Raises DeviceLost."""
         self._keep(lambda text: text.job.owner != owner)
+        return self._said()
 
     def end_all(self, failure: Failure) -> dict[Hashable, list[Piece]]:
         """The last pieces of all that is not at its end."""

@@ -400,6 +400,23 @@ def test_rows_that_can_not_be_moved_end_the_texts_and_not_the_worker() -> None:
     assert fresh.text == text_of(expected([1, 2, 3], 9))
 
 
+def test_those_that_a_leaving_gateway_takes_down_with_it_are_told() -> None:
+    desk = Desk(NETWORK)
+    desk.ask([1, 2, 3], owner="gone", max_tokens=9)
+    desk.ask([1, 2, 3], owner="stays", max_tokens=9)
+    desk.step()
+    assert desk.runner._state is not None
+
+    def keep(rows: Sequence[int]) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    desk.runner._state.keep = keep  # type: ignore[method-assign]  # on purpose
+    said = desk.stepper.forget("gone")
+    assert {owner: [piece.failure and piece.failure.code for piece in pieces] for owner, pieces in said.items()} == {
+        "stays": [Code.OVERLOADED]
+    }
+
+
 class Dying(TinyLlama):
     def extend(
         self, tokens: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, state: State, first_row: int
