@@ -1,6 +1,7 @@
 """A repository with an admin service before it, on its socket or over TCP."""
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,13 @@ import pytest
 from tests.support.fake_admin import AdminThread, admin_server, admin_settings, repository, short_folder, three_versions
 
 TOKEN = "0123456789abcdef-token"  # noqa: S105 - of this test's server
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In place of pytest's own, which is too deep for a runtime folder when tests run side by side."""
+    with tempfile.TemporaryDirectory(prefix="headrace-test-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
