@@ -32,6 +32,13 @@ class InForce(NamedTuple):
     """model.yaml."""
 
 
+class _Seen(NamedTuple):
+    """What is to be written, and in place of what."""
+
+    unwritten: Unwritten
+    base: Traffic
+
+
 class ModelFiles:
     """Every call that touches the disk is a thread's, since a disk may hang. Event loop only."""
 
@@ -47,7 +54,9 @@ class ModelFiles:
 
         `loaded`: versions that are in memory, whose files may be gone.
         """
+        seen = self._seen(name)
         found = await _in_thread(f"model {name[:100]!r} can't be loaded: ", lambda: self._read(name, loaded))
+        self._overtaken(name, seen, found.traffic)
         unwritten = self._unwritten.get(name)
         return found if unwritten is None else found._replace(traffic=unwritten.over(found.traffic))
 
@@ -57,8 +66,11 @@ class ModelFiles:
         `limit_s`: how long it may take to say so.
         """
         with suppress(HeadraceError, TimeoutError):
+            seen = self._seen(name)
             async with asyncio.timeout(limit_s):
                 disk = await _in_thread("", lambda: self._usable(name, None, in_force))
+            if disk is not in_force:  # else it is not what the disk says
+                self._overtaken(name, seen, disk)
             unwritten = self._unwritten.get(name)
             return disk if unwritten is None else unwritten.over(disk)
         return in_force
@@ -171,6 +183,19 @@ class ModelFiles:
             self.changed(name)
         elif present is not None:
             present.lands(written)
+
+    def _seen(self, name: str) -> _Seen | None:
+        """What is to be written while a look at the disk begins; None: nothing, or it is being written."""
+        unwritten = self._unwritten.get(name)
+        return None if unwritten is None or name in self._writing else _Seen(unwritten, unwritten.base)
+
+    def _overtaken(self, name: str, seen: _Seen | None, disk: Traffic) -> None:
+        """The disk says this: what was to be written since before the look gives way to what is newer."""
+        if seen is None or seen.unwritten.stands_on(disk) or self._seen(name) != seen:
+            return
+        log.info("written by another gateway, or overtaken by what is newer", model=name)
+        del self._unwritten[name]
+        self.changed(name)
 
     # ------------------------------------------------------------ in threads
 

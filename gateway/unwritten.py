@@ -14,6 +14,9 @@ from shared.traffic import MAX_HISTORY, Traffic
 FIRST_DELAY_S, LAST_DELAY_S = 1.0, 60.0
 """What could not be written is tried again after the first, then after twice as long each time up to the last."""
 
+_SAYS_WHICH = "at", "action", "by", "from", "to"
+"""Words of a change in the history that tell it from others."""
+
 
 class ChangedMeanwhile(Conflict):
     """What an order was made for is not in force any more."""
@@ -22,6 +25,11 @@ class ChangedMeanwhile(Conflict):
 def same(one: Traffic, other: Traffic) -> bool:
     """Whether both say that the same versions answer the same callers."""
     return one.without_history() == other.without_history()
+
+
+def _times(entry: dict[str, Any], history: list[dict[str, Any]]) -> int:
+    """How often this change is in a history. Its figures are left out: a file has no more than JSON can say."""
+    return sum(all(other.get(word) == entry.get(word) for word in _SAYS_WHICH) for other in history)
 
 
 class Unwritten:
@@ -44,9 +52,18 @@ class Unwritten:
         """With so many changes more."""
         return Unwritten(self.base, after, [*self.entries, *after.history[-changes:]][-MAX_HISTORY:])
 
+    def stands_on(self, disk: Traffic) -> bool:
+        """Whether the disk says what this is to replace, and has said so ever since.
+
+        Another gateway may have written the same, and somebody then what was there before: that is newer than this.
+        """
+        return same(disk, self.base) and not any(
+            _times(entry, disk.history) > _times(entry, self.base.history) for entry in self.entries
+        )
+
     def over(self, disk: Traffic) -> Traffic:
         """What is to be read where the disk says this: nothing else, if somebody has changed it since."""
-        if not same(disk, self.base):
+        if not self.stands_on(disk):
             return disk
         return msgspec.structs.replace(self.after, history=[*disk.history, *self.entries][-MAX_HISTORY:])
 
@@ -54,7 +71,7 @@ class Unwritten:
         """What the disk is to say in place of this. Raises ChangedMeanwhile when somebody has changed it since."""
         if same(disk, self.after):  # another gateway was faster
             return disk
-        if not same(disk, self.base):
+        if not self.stands_on(disk):
             raise ChangedMeanwhile("something newer was written meanwhile")
         return self.over(disk)
 

@@ -206,6 +206,31 @@ async def test_another_gateway_follows_what_is_not_written_and_does_not_take_it_
         assert first.control.standing(NAME).unwritten == second.control.standing(NAME).unwritten == ""
 
 
+@pytest.mark.parametrize("looks", [True, False])
+async def test_a_canary_that_is_started_again_is_newer_than_a_rollback_that_another_gateway_has_written(
+    root: Path, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk says then what it said before the rollback. `looks`: whether the other one sees what is between."""
+    old, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as first, world(root) as second:
+        await first.order(canary(new))
+        await second.control.reconcile(NAME)
+        disk = Disk(monkeypatch)
+        await first.control.order(NAME, RollBack("bad", ends=new), "admin", Follows(second.control))
+        disk.full = False
+        await try_again(first)
+        assert first.on_disk().canary is None
+        if looks:
+            await second.control.reconcile(NAME)
+            assert second.control.standing(NAME).unwritten == second.current().state.unwritten == ""
+        await first.order(canary(new))
+        await second.control.reconcile(NAME)
+        assert second.roles() == {old: "current", new: "canary"}
+        await second.control.write(NAME)
+        assert first.on_disk().canary is not None
+        assert [each["action"] for each in first.on_disk().history[-3:]] == ["canary", "rollback", "canary"]
+
+
 class Follows:
     """One other gateway, asked as over its socket: what is told it holds the last change only."""
 
@@ -379,6 +404,15 @@ def test_it_is_read_over_what_it_replaces_and_over_nothing_else() -> None:
     with pytest.raises(ChangedMeanwhile):
         kept().written(newer)
     assert kept().written(AFTER) is AFTER, "another gateway was faster"
+
+
+def test_what_was_there_before_is_newer_when_the_history_says_that_this_was_written_meanwhile() -> None:
+    again = msgspec.structs.replace(BASE, history=[*AFTER.history, BASE.history[-1]])
+    assert kept().over(again) is again
+    with pytest.raises(ChangedMeanwhile):
+        kept().written(again)
+    once_more = Unwritten(again, again, []).followed_by(roll_back(again, WHY))
+    assert once_more.over(again).canary is None, "the same within the same second is another change"
 
 
 def test_what_came_while_it_was_written_is_written_on_top_of_it() -> None:
