@@ -189,16 +189,22 @@ class Preparer:
         if coming is None:
             bring_up = self._versions.bring_up(place.name, place.version, config)
             coming = self._coming[place] = _Coming(asyncio.get_running_loop().create_task(bring_up))
-            coming.task.add_done_callback(lambda _done: self._coming.pop(place, None))
+            coming.task.add_done_callback(lambda _done: self._came(place, coming))
         coming.waiting += 1
         try:
             return await asyncio.shield(coming.task)
         except asyncio.CancelledError:
             if coming.waiting == 1:  # nobody else wants it
+                self._came(place, coming)  # who asks from now on is not to share a load that is given up
                 self._leave(coming.task)
             raise
         finally:
             coming.waiting -= 1
+
+    def _came(self, place: _Place, coming: _Coming) -> None:
+        """It can't be shared any more."""
+        if self._coming.get(place) is coming:
+            del self._coming[place]
 
     def _leave(self, task: "asyncio.Task[ServedModel]") -> None:
         if not task.done():

@@ -415,6 +415,21 @@ async def test_two_who_need_the_same_version_share_its_load(root: Path) -> None:
         assert w.roles() == {old: "current", new: "canary"}
 
 
+async def test_who_asks_for_a_version_just_when_its_load_is_given_up_has_it_loaded_anew(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        w.router.holds.add(new)
+        first = asyncio.create_task(w.control.prepare(NAME, Traffic(current=new)))
+        await w.until("the load", lambda: w.router.held)
+        first.cancel()
+        second = asyncio.create_task(w.control.prepare(NAME, Traffic(current=new)))  # before the load has ended
+        await w.until("another load", lambda: len(w.router.held) == 2 or second.done())
+        w.router.finish()
+        async with asyncio.timeout(LIMIT_S):
+            await second
+        assert (first.cancelled(), w.roles()[new]) == (True, "coming")
+
+
 async def test_a_standby_gives_way_when_there_is_no_room_for_what_comes(root: Path) -> None:
     first, second, third = add(root, b"1"), add(root, b"2"), add(root, b"3")
     async with world(root) as w:
