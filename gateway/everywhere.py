@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.model_control import ModelControl
+from gateway.model_control import READ_LIMIT_S, ModelControl
 from gateway.name_locks import NameLocks
 from gateway.orders import Order, Promote, RollBack, Standing
 from gateway.peers import (
@@ -38,6 +38,8 @@ CONTROL_LIMIT_S = 2 * LOAD_LIMIT_S + 10
 """A load here, and then at the others, side by side."""
 FOLLOW_LIMIT_S = 1.0
 """How long an order that needs no load waits for the others: a rollback must not take longer than a second."""
+HURRY_LIMIT_S = 0.2
+"""In which a gateway that is to lead a rollback must say that it lives; the disk's share comes on top of that."""
 ADOPT_LIMIT_S = 2.0
 """How long a new gateway waits to hear what has been loaded and unloaded before it came."""
 
@@ -131,7 +133,7 @@ class Everywhere(Together):
         if self._index == 0:
             body = await self._led(Ordered(name, order, by), lambda: self._order_here(name, order, by))
         else:
-            known = await self._control.history(name)
+            known = await self._history(name, order)
             body = await self._led(Ordered(name, order, by), lambda: self._order_unless_done(name, order, by, known))
         return msgspec.msgpack.decode(body, type=Traffic)
 
@@ -166,11 +168,14 @@ class Everywhere(Together):
         action = _NOT_TWICE.get(type(order))
         if action is not None and any(
             (change["action"], change["by"]) == (action, by)
-            for change in _since(known, await self._control.history(name))
+            for change in _since(known, await self._history(name, order))
         ):
             await self._control.reconcile(name)
             return _told(self._control.traffic(name))
         return await self._order_here(name, order, by)
+
+    async def _history(self, name: str, order: Order) -> History:
+        return await self._control.history(name, READ_LIMIT_S if isinstance(order, RollBack) else None)
 
     async def _order(self, verb: Verb, name: str) -> None:
         await self._led(Control(verb, name, everywhere=True), lambda: self._at_all(verb, name))
@@ -183,11 +188,17 @@ class Everywhere(Together):
         return await self._orders.carried_out(self._by_the_first(question, here))
 
     async def _by_the_first(self, question: Ask, here: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        for index in range(self._index):
+        hurries = isinstance(question, Ordered) and isinstance(question.order, RollBack)
+        for index in await self._alive(range(self._index), HURRY_LIMIT_S if hurries else SHOW_LIMIT_S):
             with contextlib.suppress(PeerGone):
-                await ask(self._sockets[index], Alive(), SHOW_LIMIT_S)  # one that hangs must not lead
                 return await ask(self._sockets[index], question, CONTROL_LIMIT_S)
         return await here()
+
+    async def _alive(self, indexes: Sequence[int], limit_s: float) -> list[int]:
+        """Those that answer: one that hangs must not lead. All are asked at once, so that several cost no more."""
+        asked = (ask(self._sockets[index], Alive(), limit_s) for index in indexes)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [index for index, answer in zip(indexes, answers, strict=True) if isinstance(answer, bytes)]
 
     async def _tell_others(self, question: Ask, limit_s: float) -> None:
         """Raises what the first one to refuse says; who is gone, or slow, will read the files by itself."""

@@ -90,7 +90,8 @@ class ModelControl(Standings):
     async def order(self, name: str, order: Order, by: str, others: Others | None = None) -> Traffic:
         """Change a model's traffic: load and prove what it needs, write traffic.json, move the pointer.
 
-        A rollback moves the pointer first, and is written as soon as the disk lets it (`standing` says if not yet).
+        A rollback moves the pointer first, and is written as soon as the disk lets it (`standing` says if not yet);
+        where it needs no load the others are told afterwards, since one that hangs must not keep a bad version alive.
         Raises UnknownModel, UnknownVersion, Conflict, InvalidOption, NotReady; then everything is as before.
         """
         others = others or Nobody(self.figures)
@@ -110,10 +111,13 @@ class ModelControl(Standings):
             await self._serve(name, needed)
             return after
         lacking = self._preparer.lacking(name, needed, standby=not first)
-        await self._disk.check_there(name, [version for version in lacking if version in after.answering()])
+        if lacking:  # else nothing is asked of the disk: it may hang
+            await self._disk.check_there(name, [version for version in lacking if version in after.answering()])
+        asks = bool(lacking) or not first
         async with self._preparer.prepared(name, needed, standby=not first) as found:
             try:
-                await others.prepare(name, after.without_history(), at_once=not lacking)
+                if asks:
+                    await others.prepare(name, after.without_history(), at_once=not lacking)
                 async with self._locks.held(name):
                     if first:
                         await self._put_in_force(name, before, needed, found)
@@ -124,7 +128,8 @@ class ModelControl(Standings):
                         )
                         self._switch(name, InForce(after, known.config), found)
             except BaseException:
-                await others.abandon(name, after.without_history())
+                if asks:
+                    await others.abandon(name, after.without_history())
                 raise
         if first:
             await self._disk.write_kept(name, WRITE_LIMIT_S)

@@ -45,9 +45,12 @@ class Standings:
         refused = split.current.state.refused if split is not None else ""
         return Standing(in_force, coming, refused, self._disk.unwritten(name))
 
-    async def history(self, name: str) -> list[dict[str, Any]]:
-        """Every change of the traffic, oldest first, as the disk has it now. Raises UnknownModel."""
-        return (await self._disk.before(name, self._known(name).traffic)).history
+    async def history(self, name: str, limit_s: float | None = None) -> list[dict[str, Any]]:
+        """Every change of the traffic, oldest first, as the disk has it now. Raises UnknownModel.
+
+        `limit_s`: how long the disk is waited for; after that, as this gateway knows it.
+        """
+        return (await self._disk.before(name, self._known(name).traffic, limit_s)).history
 
     def figures(self, name: str) -> list[VersionFigures]:
         """What the versions have done since the canary started, as far as this gateway knows. Raises UnknownModel."""

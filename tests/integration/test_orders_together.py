@@ -2,20 +2,22 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from gateway import everywhere
 from gateway.everywhere import Everywhere
 from gateway.orders import Order, Promote, RollBack, StartCanary, Switch
+from gateway.peers import Ask
 from shared import repository_writer
 from shared.errors import HeadraceError, InternalFault, NotReady
 from shared.settings import Settings
 from shared.traffic import Canary, Traffic
-from tests.support.lives_parts import LIMIT_S, NAME, World, add, given_up
+from tests.support.lives_parts import LIMIT_S, NAME, ROLLBACK_LOOK_S, World, add, given_up
 
 COUNT = 3
 
@@ -148,6 +150,40 @@ async def test_a_rollback_that_the_disk_refuses_is_in_force_at_all_and_outlives_
             assert (each.everywhere.standing(NAME).unwritten, each.world.roles()) == ("", {old: "current"})
             assert each.world.control.traffic(NAME) == last.on_disk()
         assert [change["action"] for change in last.on_disk().history[-2:]] == ["canary", "rollback"], "once"
+
+
+@pytest.mark.parametrize(("asked", "hung"), [(0, [2]), (0, [1, 2]), (1, [0]), (2, [0]), (2, [0, 1])])
+async def test_one_that_hangs_does_not_delay_a_rollback(
+    root: Path, asked: int, hung: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with gateways(root) as all_:
+        await all_[0].everywhere.order(NAME, StartCanary(Canary(version=new, percent=50.0)), "admin")
+        for limit in ("FOLLOW_LIMIT_S", "SHOW_LIMIT_S"):  # what is waited for so long is not waited for before
+            monkeypatch.setattr(everywhere, limit, 10 * LIMIT_S)
+        goes_on = asyncio.Event()
+        for index in hung:
+            server = all_[index].everywhere._server
+
+            async def hangs(asked: Ask, really: Callable[[Ask], Awaitable[bytes]] = server._answer) -> bytes:
+                await goes_on.wait()
+                return await really(asked)
+
+            monkeypatch.setattr(server, "_answer", hangs)
+        order = asyncio.create_task(all_[asked].everywhere.order(NAME, RollBack("bad", ends=new), "admin"))
+        for index in sorted({*range(COUNT)} - {*hung}):
+            world = all_[index].world
+            await world.until(f"gateway {index}", lambda world=world: world.roles() == {old: "current"})  # type: ignore[misc]  # a default
+        assert not order.done(), "it waits until those that hang follow, or for its limit"
+        goes_on.set()
+        await order
+        assert [seen(each) for each in all_] == [seen(all_[0])] * COUNT
+        assert [change["action"] for change in all_[0].world.on_disk().history[-2:]] == ["canary", "rollback"], "once"
+
+
+def test_a_rollback_is_in_force_within_a_second_though_a_gateway_hangs() -> None:
+    looks = 3  # what is known before another one is asked to lead, what is changed, and whether it still is that
+    assert everywhere.HURRY_LIMIT_S + looks * ROLLBACK_LOOK_S < 1.0
 
 
 async def test_one_that_is_gone_is_done_without_and_follows_when_it_comes_back(root: Path) -> None:

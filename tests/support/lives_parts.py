@@ -61,6 +61,8 @@ from shared.traffic import Traffic
 from tests.support.gateway_parts import FakeProcesses, FakeRouter, done, welcome
 
 LIMIT_S = 5.0
+ROLLBACK_LOOK_S = model_control.READ_LIMIT_S
+"""As the server has it."""
 model_control.READ_LIMIT_S = model_control.WRITE_LIMIT_S = LIMIT_S  # tests wait until it is written, however slow
 NAME = "words"
 MODEL_YAML = """\
