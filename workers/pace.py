@@ -11,7 +11,7 @@ LATELY_S = 1.0
 """A batch that ended so long ago still means that there is traffic to give way to."""
 PAUSE = 3.0
 """Seconds of pause for each second of a step: a quarter of the time is the load's, which takes twice as long as with
-1.0. What live traffic gains is less sure than what the load loses: docs/benchmarks.md has all rounds."""
+1.0. Nobody waits for a load, and docs/benchmarks.md has what live traffic notices of one."""
 LONGEST_PAUSE_S = 1.5
 """A load takes at most so much longer per step, however long its steps are."""
 NICE = 10
