@@ -37,6 +37,8 @@ class QueuedItem(msgspec.Struct, eq=False, gc=False):
     """A suspect after a process death: runs without company, and so never waits for any."""
     priority: int = DEFAULT_PRIORITY
     """Smaller goes first. Items of different priority never share a queue."""
+    chosen: bool = False
+    """Whether its caller chose the version: a batch that holds one says nothing about a canary."""
     ticket: int = NOT_WAITING
     """The batcher's own mark: its order of arrival while it waits."""
 

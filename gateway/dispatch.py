@@ -87,7 +87,8 @@ class Dispatcher(WorkerEvents):
         self._next_item += 1
         bucket = model.pipeline.bucket([tensor.shape for tensor in tensors]) if model.has_buckets else ()
         key = QueueKey(model.number, bucket)
-        queued = QueuedItem(number, key, lease.rows, deadline_s, now_s(), priority=lease.priority)
+        chosen = lease.terms.chosen
+        queued = QueuedItem(number, key, lease.rows, deadline_s, now_s(), priority=lease.priority, chosen=chosen)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         work = Work(model, queued, tensors, lease, future)
         future.add_done_callback(lambda done: self._left(work) if done.cancelled() else None)

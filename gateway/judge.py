@@ -124,7 +124,10 @@ class Judge:
         self._conclude(model.name, watched)
 
     def ran(self, model: ServedModel, batch: Batch, done: BatchDone) -> None:
-        """A batch has come back. Proofs do not count: they run at other times than callers' batches."""
+        """A batch has come back. Proofs do not count: they run at other times than callers' batches.
+
+        Nor does one that holds an input whose caller chose the version, and might have it slow on purpose.
+        """
         watched, trouble = self._watched.get(model.name), self._trouble.get(model.name)
         if trouble is not None and trouble.culprit is not model:
             trouble.over_s = min(trouble.over_s, now_s())
@@ -133,6 +136,8 @@ class Judge:
             return
         if priority == SHADOW_PRIORITY and not watched.split.shadow:
             return  # what was left of copies
+        if any(item.chosen for item in batch.items):
+            return
         expected_s = self._predict(QueueKey(watched.split.current.number, batch.key.bucket), batch.cost_rows)
         watched.guard.ran(model.version, done.copy_s + done.run_s, expected_s)
         self._conclude(model.name, watched)

@@ -36,7 +36,12 @@ class Quarantine:
 
     def check(self, model: int, raw: RawInput, now_s: float) -> None:
         """Raises ModelDisabled for an input that is held. Costs nothing while there is none."""
-        if self._until_s and self.holds(digest_of(model, raw), now_s):
+        if self._until_s:
+            self.check_digest(digest_of(model, raw), now_s)
+
+    def check_digest(self, digest: bytes, now_s: float) -> None:
+        """The same, where the digest is there already."""
+        if self.holds(digest, now_s):
             raise ModelDisabled("this input has ended two processes and is refused for some minutes")
 
     def add(self, digest: bytes, now_s: float) -> None:

@@ -29,6 +29,7 @@ class Terms:
     """What a request asks of every queue that its items wait in, and what became of the request; one for all items."""
 
     __slots__ = (
+        "chosen",
         "coming_items",
         "coming_rows",
         "computed_rows",
@@ -49,6 +50,7 @@ class Terms:
         digests: Digests | None = None,
         *,
         reuse: bool = True,
+        chosen: bool = False,
     ) -> None:
         self.deadline_s = deadline_s
         """Absolute, monotonic."""
@@ -58,6 +60,8 @@ class Terms:
         """From when on leaving means: too late (`Request.late_s`)."""
         self.reuse = reuse
         """False: every stage does its own work, whatever was kept from before."""
+        self.chosen = chosen
+        """Whether the caller chose the version: it is none of the traffic that is divided."""
         self.digests = digests or Digests()
         """Of the request's inputs, as far as anybody has asked."""
         self.ended: Code | None = None

@@ -1,10 +1,12 @@
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from gateway import flow
 from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.cost_model import CostModel
@@ -15,7 +17,7 @@ from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.metrics import Metrics
 from gateway.pool_client import PoolClient, PoolJob
-from gateway.quarantine import Quarantine
+from gateway.quarantine import Quarantine, digest_of
 from gateway.request import Answer, Request
 from gateway.routing import Routing
 from gateway.work import Work
@@ -256,6 +258,26 @@ async def test_an_input_that_ended_two_processes_is_refused_without_costing_a_th
     assert len(world.processes.sent) == sent
     assert words(await world.answer("good")) == ["good"]
     assert world.at_rest()
+
+
+async def test_a_large_input_is_looked_for_among_those_refused_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noted(model: int, raw: RawInput) -> bytes:
+        threads.append(threading.get_ident())
+        return digest_of(model, raw)
+
+    monkeypatch.setattr(flow, "digest_of", noted)
+    large = "x" * (flow.LARGE_BYTES + 1)
+    world.flow._quarantine.add(digest_of(world.model.number, RawInput(kind="text", data=large.encode())), now_s())
+    with pytest.raises(ModelDisabled, match="ended two processes"):
+        await world.answer(large)
+    assert threads, "it was looked for"
+    assert threading.get_ident() not in threads
+    assert words(await world.answer("good")) == ["good"]
+    assert (len(threads), world.at_rest()) == (1, True)
 
 
 async def test_every_failed_piece_is_seen(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -333,6 +333,19 @@ async def test_proofs_do_not_count_whatever_the_canary_is(shadow: bool) -> None:
     assert [figures.batches for figures in court.judge.figures(NAME)] == [1, int(shadow)]
 
 
+async def test_a_batch_that_holds_a_request_for_a_named_version_says_nothing_about_it() -> None:
+    court = Court()
+    court.point()
+    for model in (court.old, court.new):
+        key = QueueKey(model.number, ())
+        items = [QueuedItem(number, key, 1, 1.0, 0.0, chosen=number == 2) for number in (1, 2)]
+        for held, batches in ((items, 0), (items[:1], 1)):
+            batch = Batch(key, held, len(held), len(held))
+            batch.cost_rows = len(held)
+            court.judge.ran(model, batch, BatchDone(1, [], 0.0, 0.0, 9.0, len(held)))
+            assert {each.version: each.batches for each in court.judge.figures(NAME)}[model.version] == batches
+
+
 async def test_batches_are_held_against_what_the_current_version_needs() -> None:
     court = Court(slow_factor=2.0)
     court.point()

@@ -58,6 +58,18 @@ async def callers(w: World, at_most: int) -> dict[str, int]:
     return failed
 
 
+async def test_requests_that_name_a_version_say_nothing_about_how_fast_it_is(root: Path) -> None:
+    _, new = add(root, b"old"), add(root, b"new")
+    async with world(root) as w:
+        await w.order(StartCanary(Canary(version=new, percent=SHARE)))
+        for version in w.roles():
+            w.router.answers = slow
+            await asyncio.gather(*(w.answer(version=version) for _ in range(8)))
+        assert {each.version: each.batches for each in w.lives.judge.figures(NAME)} == dict.fromkeys(w.roles(), 0)
+        await w.answer(routing_key="somebody")
+        assert sum(each.batches for each in w.lives.judge.figures(NAME)) == 1
+
+
 @pytest.mark.parametrize("measure", list(BAD))
 async def test_a_bad_canary_is_rolled_back_by_itself_while_the_current_version_sees_no_error(
     root: Path, measure: str
