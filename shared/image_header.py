@@ -66,6 +66,17 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     raise InvalidInput("the image is none of JPEG, PNG, WebP, GIF, BMP, TIFF")
 
 
+def undecodable(header: ImageHeader) -> InvalidInput:
+    """A decoder gave up."""
+    return InvalidInput(f"the image can't be decoded: its {header.format} data is truncated, broken or unsupported")
+
+
+def too_large(header: ImageHeader) -> InvalidInput:
+    """Memory came to an end."""
+    size = f"{header.width} × {header.height} pixels of {header.format}"
+    return InvalidInput(f"the image is too large to decode here: {size} need more memory than pool.memory_bytes allows")
+
+
 # ------------------------------------------------------------------ JPEG
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

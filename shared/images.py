@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shared.errors import InvalidInput
 from shared.image_frames import first_frame_of_gif, first_frame_of_png
 from shared.image_geometry import Pixels, is_transposed, scale_crop, scale_into, upright
-from shared.image_header import ImageHeader, is_usual, read_header
+from shared.image_header import ImageHeader, is_usual, read_header, too_large, undecodable
 from shared.letterbox import Letterbox, fit
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -103,7 +103,7 @@ def _checked_header(data: bytes | memoryview) -> ImageHeader:
     if header is None or header.rare:
         from shared import image_rare  # noqa: PLC0415 - Pillow: most processes never need it
 
-        header = image_rare.read_rare_header(data)
+        header = image_rare.read_rare_header(data, _Limits.max_pixels)
     if header.width * header.height > _Limits.max_pixels:
         raise InvalidInput(
             f"the image has {header.width} × {header.height} pixels, more than pool.max_pixels ({_Limits.max_pixels})"
@@ -119,7 +119,7 @@ def _decode_stored(data: bytes | memoryview, header: ImageHeader, reduce: int, b
     if header.rare:
         from shared import image_rare  # noqa: PLC0415 - as in `_checked_header`
 
-        return image_rare.decode_rare(data, header, background)
+        return image_rare.decode_rare(data, header, background, _Limits.max_pixels)
     if header.animated:
         data = _first_frame(memoryview(data), header)
     if header.alpha:
@@ -142,15 +142,13 @@ def _decode_stored(data: bytes | memoryview, header: ImageHeader, reduce: int, b
 def _imdecode(data: bytes | memoryview, flags: int, header: ImageHeader) -> Pixels:
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except (cv2.error, MemoryError):
-        image = None
+    except MemoryError:
+        raise too_large(header) from None
+    except cv2.error as error:
+        raise (too_large if error.code == cv2.Error.STS_NO_MEM else undecodable)(header) from None
     if image is None:
-        raise _undecodable(header)
+        raise undecodable(header)
     return image
-
-
-def _undecodable(header: ImageHeader) -> InvalidInput:
-    return InvalidInput(f"the image can't be decoded: its {header.format} data is truncated, broken or unsupported")
 
 
 def _to_8_bit(image: Pixels, header: ImageHeader) -> Pixels:
@@ -159,7 +157,7 @@ def _to_8_bit(image: Pixels, header: ImageHeader) -> Pixels:
         return image
     if image.dtype == np.uint16:
         return cv2.convertScaleAbs(image, alpha=1 / 257)
-    raise _undecodable(header)
+    raise undecodable(header)
 
 
 def _on_background(image: Pixels, header: ImageHeader, background: Colour) -> Pixels:
@@ -199,4 +197,4 @@ def _first_frame(view: memoryview, header: ImageHeader) -> bytes:
     try:
         return first_frame_of_png(view) if header.format == "PNG" else first_frame_of_gif(view)
     except (ValueError, IndexError):
-        raise _undecodable(header) from None
+        raise undecodable(header) from None
