@@ -13,7 +13,7 @@ from workers.backends.base import Device
 from workers.engine import BatchRun
 from workers.loaded import LoadedVersion
 from workers.pace import step_back
-from workers.session import Session
+from workers.session import Manner, Session, manner
 
 
 class Ran(NamedTuple):
@@ -22,6 +22,14 @@ class Ran(NamedTuple):
     session: Session
     run: BatchRun
     done: BatchDone
+    before: Manner
+    """How its version ran until then."""
+
+
+class _Job(NamedTuple):
+    session: Session
+    run: BatchRun
+    before: Manner
 
 
 class Aside:
@@ -31,7 +39,7 @@ class Aside:
         self.allowed = device.runs_aside
         """Otherwise all batches run in their row."""
         self._device = device
-        self._jobs: queue.SimpleQueue[tuple[Session, BatchRun]] = queue.SimpleQueue()  # at most one a version
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # at most one a version
         self._under_way: dict[BatchRun, Session] = {}
         self._outcomes: queue.SimpleQueue[Ran | BaseException] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -44,7 +52,7 @@ class Aside:
     def start(self, session: Session, run: BatchRun) -> None:
         """Run a batch of a version that runs no other one meanwhile; it is among the outcomes later."""
         self._under_way[run] = session
-        self._jobs.put((session, run))
+        self._jobs.put(_Job(session, run, manner(run.loaded)))
         if self._thread is None:  # a daemon: a pass that hangs must not keep the process from ending
             self._thread = threading.Thread(target=self._work, name="aside", daemon=True)
             self._thread.start()
@@ -64,10 +72,14 @@ class Aside:
             found.append(self._taken(self._outcomes.get()))
         return found
 
-    def finish(self, session: Session | None = None) -> list[Ran]:
-        """Wait until nothing of a gateway is under way, or nothing at all, and give all outcomes. Raises DeviceLost."""
+    def has(self, session: Session) -> bool:
+        """Whether a batch of a gateway is under way here."""
+        return session in self._under_way.values()
+
+    def finish(self) -> list[Ran]:
+        """Wait until nothing is under way, and give all outcomes. Raises DeviceLost."""
         found = []
-        while session in self._under_way.values() if session is not None else self._under_way:
+        while self._under_way:
             found.append(self._taken(self._outcomes.get()))
         return found
 
@@ -81,13 +93,16 @@ class Aside:
         step_back()
         self._device.enter_thread()
         while True:
-            session, run = self._jobs.get()
-            try:
-                run.start()
-                self._outcomes.put(Ran(session, run, run.finish()))
-            except BaseException as error:  # noqa: BLE001 - as on the loop, where it ends the process
-                self._outcomes.put(error)
-            os.eventfd_write(self._wake, 1)
+            self._run(self._jobs.get())
+
+    def _run(self, job: _Job) -> None:
+        """A frame of its own: while the thread waits for the next one, it must hold no version."""
+        try:
+            job.run.start()
+            self._outcomes.put(Ran(job.session, job.run, job.run.finish(), job.before))
+        except BaseException as error:  # noqa: BLE001 - as on the loop, where it ends the process
+            self._outcomes.put(error)
+        os.eventfd_write(self._wake, 1)
 
     def __repr__(self) -> str:
         return f"<Aside {[run.message.batch for run in self._under_way]}>"

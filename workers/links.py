@@ -1,5 +1,6 @@
 """The gateways that a worker serves: finding each of them, and letting go of those that are gone."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,6 +22,10 @@ RETRY_S = 0.05
 """Between looks for a gateway: one failed connect to a local socket, some 20 µs."""
 REFUSED_RETRY_S = 1.0
 """After a refusal, which a person may have to end (another release, a name taken)."""
+LEAVE_LIMIT_S = 120.0
+"""How long a batch aside of a gateway that is gone may still run: some times what a gateway would allow it."""
+GONE_LOOK_S = 10.0
+"""Between looks at that limit; that the batch has ended is told at once."""
 
 _log = get_logger()
 
@@ -35,6 +40,8 @@ class _Place:
         self.next_s = float("-inf")
         """When to knock again; while knocking, until when to wait."""
         self.last_refusal = ""
+        self.gone_s: float | None = None
+        """When the gateway of the session was found to be gone."""
 
 
 class Links:
@@ -49,11 +56,24 @@ class Links:
 
     def sessions(self) -> list[Session]:
         """Of the gateways that are there."""
-        return [place.session for place in self._places if place.session is not None]
+        return [place.session for place in self._places if place.session is not None and place.gone_s is None]
 
     def gone(self) -> list[Session]:
-        """Sessions whose gateway is there no longer; `leave` is to follow."""
-        return [session for session in self.sessions() if not session.alive()]
+        """Sessions whose gateway is there no longer; `leave` is to follow, as soon as nothing reads its memory.
+
+        Raises DeviceLost when that takes longer than anything may: nobody else is there to judge it.
+        """
+        now_s = self._clock()
+        found = []
+        for place in self._places:
+            if place.session is None or (place.gone_s is None and place.session.alive()):
+                continue
+            if place.gone_s is None:
+                place.gone_s = now_s
+            elif now_s - place.gone_s > LEAVE_LIMIT_S:
+                raise DeviceLost(f"a batch of a gateway that is gone has not ended within {LEAVE_LIMIT_S:g} s")
+            found.append(place.session)
+        return found
 
     def find(self) -> None:
         """Look for the gateways that are missing, where it is time to. Raises DeviceLost."""
@@ -75,12 +95,14 @@ class Links:
         until_s = min((place.next_s for place in self._places if place.session is None), default=None)
         if any(session.is_waiting_to_send for session in self.sessions()):
             return RETRY_S
+        if any(place.gone_s is not None for place in self._places):
+            until_s = min(until_s or math.inf, self._clock() + GONE_LOOK_S)
         return None if until_s is None else max(0.0, until_s - self._clock())
 
     def leave(self, session: Session) -> None:
         """Let go of everything of a gateway; none of its batches may be under way. Raises DeviceLost."""
         place = next(place for place in self._places if place.session is session)
-        place.session = None
+        place.session = place.gone_s = None
         place.next_s = float("-inf")
         link = session.link
         try:
@@ -99,7 +121,7 @@ class Links:
                 place.knock.close()
                 place.knock = None
         lost: DeviceLost | None = None
-        for session in self.sessions():
+        for session in [place.session for place in self._places if place.session is not None]:
             try:
                 self.leave(session)
             except DeviceLost as error:

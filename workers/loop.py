@@ -99,8 +99,8 @@ class Worker:
             for session in self._links.sessions():
                 session.tell(news)
         for session in self._links.gone():  # last: what has just been read may be its last words
-            self._work.forget(session)
-            self._links.leave(session)
+            if self._work.forget(session):  # else at a later look, when its batch aside is out
+                self._links.leave(session)
 
     def _wait(self) -> None:
         watch = [*self._links.watched(), *self._runs.watch(), self._stop.fileno(), self._pool.fileno()]

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shared.board import ELSEWHERE, IDLE, Doing
 from shared.clock import Clock
+from shared.messages import RunBatch
 from workers.aside import Aside, Ran
 from workers.engine import BatchRun
 from workers.flight import Flight
-from workers.loaded import LoadedVersion
-from workers.session import Session, manner
+from workers.loaded import Key, LoadedVersion
+from workers.session import Manner, Session, manner
 from workers.turns import Turns
 
 
@@ -29,28 +30,28 @@ class Runs:
         self.worked: Callable[[], None] = lambda: None
         self.ran: Callable[[LoadedVersion, int], None] = lambda _loaded, _rows: None
         """Called after each batch, with the rows that it computed."""
-        self.took: Callable[[float], None] = lambda _seconds: None
-        """Called after each batch, with the seconds that it took of the device."""
+        self.took: Callable[[LoadedVersion, float], None] = lambda _loaded, _seconds: None
+        """Called after each batch in the row, with the seconds that it took of the device."""
 
     def step(self) -> bool:
         """Begin what can begin; finish the first batch if that needs no waiting. False: nothing to do for now.
 
         Raises DeviceLost.
         """
-        began = False
-        for ran in self._aside.outcomes():
-            self._ran_aside(ran)
-            began = True
+        did = self._beside()
         while self._begin():
-            began = True
-        if self._flight.first_done():
-            self._finish()
-            return True
-        return began
+            did = True
+        return self._finish_done() or did
 
-    def has_work(self) -> bool:
-        """Whether a batch waits or is under way."""
-        return bool(self.running()) or any(session.next_version() is not None for session in self._sessions())
+    def settle(self) -> bool:
+        """What takes nothing of anybody's turn: finish what is done, start what runs aside. Raises DeviceLost."""
+        did = self._beside()
+        return self._finish_done() or did
+
+    def waiting(self) -> set[Key]:
+        """The versions of the batches that wait for their turn in the row."""
+        queued = {key for session in self._sessions() for key in session.queued()}
+        return queued.difference(loaded.key for loaded in self._aside.running())
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -83,48 +84,74 @@ class Runs:
         for ran in self._aside.finish():
             self._ran_aside(ran)
 
-    def forget(self, session: Session) -> None:
-        """Its gateway is gone: afterwards the device does nothing for it any more. Raises DeviceLost."""
+    def forget(self, session: Session) -> bool:
+        """Its gateway is gone: the device does nothing for it any more, but for a batch aside.
+
+        False: there is one, which reads the gateway's memory and can't be stopped; to be asked again later. Raises
+        DeviceLost.
+        """
         while any(owner is session for owner, _ in self._owners):
             self._finish()
-        for ran in self._aside.finish(session):
-            self._ran_aside(ran)
         self._turns.forget(session)
+        return not self._aside.has(session)
+
+    def _beside(self) -> bool:
+        """Take in what has run aside, and start what may run there. False: there was neither."""
+        outcomes = self._aside.outcomes()
+        for ran in outcomes:
+            self._ran_aside(ran)
+        started = self._aside.allowed and any(map(self._start_aside, self._sessions()))
+        return bool(outcomes) or started
+
+    def _start_aside(self, session: Session) -> bool:
+        """Start what a gateway has first, if it is to run aside; no version runs twice at the same time."""
+        started = False
+        while (found := session.next(self.running())) is not None and found[1].aside:
+            loaded, batch = found
+            session.begin(batch)
+            self._aside.start(session, self._run(session, loaded, batch))
+            started = True
+        return started
 
     def _begin(self) -> bool:
-        """Start the next batch, if there is one and the device can take it."""
-        waiting = {session: loaded for session in self._sessions() if (loaded := session.next_version()) is not None}
+        """Start the next batch of the row, if there is one and the device can take it."""
+        apart = self._aside.running()
+        waiting = {session: found for session in self._sessions() if (found := session.next(apart)) is not None}
+        if self._aside.allowed:  # those begin in no row, but once no other batch of their version is under way
+            waiting = {session: found for session, found in waiting.items() if not found[1].aside}
         if not waiting:
             return False
         session = self._turns.next(list(waiting))
-        loaded = waiting[session]
-        # What is still aside has its later batches there, too: no version runs twice at the same time.
-        aside = self._aside.allowed and (session.next_is_aside() or loaded in self._aside.running())
-        if not aside and not self._flight.admits(loaded):
+        loaded, batch = waiting[session]
+        if not self._flight.admits(loaded):
             return False
         self._turns.took(session)
-        batch = session.next_batch()
+        session.begin(batch)
         first = not len(self._flight)
-        run = BatchRun(batch, loaded, session.link.arena, self._clock, session.cancelled)
-        if aside:
-            self._aside.start(session, run)
-            return True
         self._show(session, batch.batch)  # what ends the process from here on, is this one
         self._owners.append((session, loaded))
-        self._flight.start(run)
+        self._flight.start(self._run(session, loaded, batch))
         if not first:
             self._show_first()
         return True
+
+    def _run(self, session: Session, loaded: LoadedVersion, batch: RunBatch) -> BatchRun:
+        return BatchRun(batch, loaded, session.link.arena, self._clock, session.cancelled)
+
+    def _finish_done(self) -> bool:
+        """Finish the first batch, if that needs no waiting."""
+        done = self._flight.first_done()
+        if done:
+            self._finish()
+        return done
 
     def _finish(self) -> None:
         session, loaded = self._owners.popleft()
         before = manner(loaded)
         batch, done = self._flight.finish()
-        if manner(loaded) != before:
-            for each in self._sessions():
-                each.note(loaded)
         self._turns.charge(session, done.copy_s + done.run_s)
-        self.took(done.copy_s + done.run_s)
+        self.took(loaded, done.copy_s + done.run_s)
+        self._note(loaded, before)
         session.answer(batch, done)
         self.ran(loaded, done.rows_run)
         self._show_first()
@@ -132,10 +159,16 @@ class Runs:
             self.worked()
 
     def _ran_aside(self, ran: Ran) -> None:
+        self._note(ran.run.loaded, ran.before)
         ran.session.answer(ran.run.message, ran.done)
         self.ran(ran.run.loaded, ran.done.rows_run)
         if ran.done.rows_run:
             self.worked()
+
+    def _note(self, loaded: LoadedVersion, before: Manner) -> None:
+        if manner(loaded) != before:
+            for session in self._sessions():
+                session.note(loaded)
 
     def _show_first(self) -> None:
         """The first batch under way is what the device works on now."""

@@ -4,15 +4,13 @@ Nothing here ever waits: a gateway that takes no messages must not hold up the o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple, TypeAlias
 
 from shared.arena import AttachedArena
 from shared.board import Board, Doing
 from shared.clock import Clock
-from shared.errors import Code, InternalFault
+from shared.errors import Code
 from shared.generation_messages import CancelJobs, Generate, Generated, Piece
 from shared.handover import Greeting
 from shared.logs import get_logger
@@ -21,12 +19,10 @@ from shared.messages import (
     CancelItems,
     Failure,
     FromWorker,
-    ItemAnswer,
     KeepModels,
     LoadModel,
     ModelEvicted,
     ModelFailed,
-    ModelLoaded,
     ModelNote,
     RunBatch,
     ToWorker,
@@ -39,6 +35,7 @@ from workers.engine import refuse_all
 from workers.jobs import Inbox
 from workers.loaded import Key, LoadedVersion
 from workers.model_pool import ModelPool, News
+from workers.replies import instead_of, loaded_message
 
 HIGH_WATER_MARK = 256
 """Messages queued each way. The gateway has at most a few batches outstanding; the rest is cancellations, which may
@@ -120,22 +117,27 @@ class Session:
 
     # -------------------------------------------------------------- batches
 
-    def next_version(self) -> LoadedVersion | None:
-        """What the next batch runs on; None when none waits. Batches of models that are not loaded are answered."""
-        while self._batches:
-            loaded = self.version(self._batches[0].model)
-            if loaded is not None:
-                return loaded
-            self._refuse(self._batches.popleft())
+    def next(self, apart: Collection[LoadedVersion] = ()) -> tuple[LoadedVersion, RunBatch] | None:
+        """The first batch that waits for none of the versions `apart`; None when there is none.
+
+        Batches of models that are not loaded are answered.
+        """
+        for batch in list(self._batches):
+            loaded = self.version(batch.model)
+            if loaded is None:
+                self._batches.remove(batch)
+                self._refuse(batch)
+            elif loaded not in apart:
+                return loaded, batch
         return None
 
-    def next_batch(self) -> RunBatch:
-        """The batch that `next_version` is about."""
-        return self._batches.popleft()
+    def begin(self, batch: RunBatch) -> None:
+        """One that `next` has given waits no longer."""
+        self._batches.remove(batch)
 
-    def next_is_aside(self) -> bool:
-        """Whether that batch may run beside the others."""
-        return self._batches[0].aside
+    def queued(self) -> set[Key]:
+        """The versions that batches wait for."""
+        return {self._models[batch.model] for batch in self._batches if batch.model in self._models}
 
     def version(self, model: int) -> LoadedVersion | None:
         """The loaded version behind one of the gateway's numbers."""
@@ -186,8 +188,7 @@ class Session:
 
     def waiting(self) -> set[Key]:
         """Those of them with a batch or a prompt that waits."""
-        batches = {self._models[batch.model] for batch in self._batches if batch.model in self._models}
-        return batches.union(self.inbox.keys())
+        return self.queued().union(self.inbox.keys())
 
     def tell(self, news: News) -> None:
         """Versions have been loaded, or have failed to, or were given up."""
@@ -196,7 +197,7 @@ class Session:
                 if isinstance(outcome, Failure):
                     self._send(ModelFailed(model, outcome))
                 else:
-                    self._send(_loaded_message(model, outcome))
+                    self._send(loaded_message(model, outcome))
         for key in news.evicted:
             for model in self._numbers(key):
                 self._send(ModelEvicted(model))
@@ -220,7 +221,7 @@ class Session:
             self._pins.discard(message.model)
         loaded = self._pool.get(key)
         if loaded is not None and self._pool.takes(key):
-            self._send(_loaded_message(message.model, loaded))
+            self._send(loaded_message(message.model, loaded))
             return
         self._awaited.setdefault(key, []).append(message.model)
         self._pool.want(key, message.config)
@@ -238,62 +239,41 @@ class Session:
 
     def _send(self, message: FromWorker) -> None:
         """In order, now or when the gateway takes messages again."""
-        if self._unsent or not self._try(message):
-            if not self._unsent:
-                self._unsent_since_s = self._clock()
-            self._unsent.append(message)
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._unsent_since_s = self._clock()
+            self._flush()
 
     def _flush(self) -> None:
-        while self._unsent and self._try(self._unsent[0]):
-            self._unsent.popleft()
+        while self._unsent and self._sent(self._unsent[0]):
             self._unsent_since_s = self._clock()
         if self._unsent and self._clock() - self._unsent_since_s > SEND_LIMIT_S:
             _log.warning("gateway lost", reason=f"it took no message for {SEND_LIMIT_S:g} s")
             self._lost = True
 
-    def _try(self, message: FromWorker) -> bool:
+    def _sent(self, message: FromWorker) -> bool:
+        """Whether the first that waits has gone, or has been replaced by what may go."""
         try:
-            return self.link.dealer.try_send(message)
+            if not self.link.dealer.try_send(message):
+                return False
+            self._unsent.popleft()
         except FrameTooBig as error:
-            if isinstance(message, Generated):  # all log probabilities of a long text that beam search has found
-                return self.link.dealer.try_send(_without_tokens(message))
-            if not isinstance(message, BatchDone):
+            others = instead_of(message)
+            if not others:
                 raise
-            # Outputs that should have had slots; each item still gets its answer.
-            _log.error("an answer is too big for a message", batch=message.batch, reason=str(error))
-            return self.link.dealer.try_send(_without_outputs(message))
+            if isinstance(message, BatchDone):  # outputs that should have had slots
+                _log.error("an answer is too big for a message", batch=message.batch, reason=str(error))
+            self._unsent.popleft()
+            self._unsent.extendleft(reversed(others))
+        return True
 
     def __repr__(self) -> str:
         return f"<Session models={len(self._models)} batches={len(self._batches)} awaited={len(self._awaited)}>"
 
 
-def manner(loaded: LoadedVersion) -> tuple[str, int | None]:
+Manner: TypeAlias = tuple[str, int | None]
+
+
+def manner(loaded: LoadedVersion) -> Manner:
     """How it runs: what a ModelNote tells."""
     return loaded.precision, loaded.row_cap
-
-
-def _without_tokens(generated: Generated) -> Generated:
-    return Generated([msgspec.structs.replace(piece, tokens=[]) for piece in generated.pieces])
-
-
-def _without_outputs(done: BatchDone) -> BatchDone:
-    failure = Failure(Code.INTERNAL, InternalFault.TEXT)
-    answers = [ItemAnswer(answer.item, failure=failure) for answer in done.answers]
-    return BatchDone(done.batch, answers, done.started_s, 0.0, 0.0, 0)
-
-
-def _loaded_message(model: int, loaded: LoadedVersion) -> ModelLoaded:
-    runner = loaded.runner
-    return ModelLoaded(
-        model,
-        loaded.batch_s,
-        loaded.memory_bytes,
-        loaded.precision,
-        loaded.load_s,
-        runner.pads,
-        loaded.row_cap,
-        loaded.stages_s,
-        loaded.estimated_bytes,
-        loaded.generation,
-        buckets=loaded.buckets,
-    )

@@ -1,10 +1,10 @@
-"""Whose batch is next, where several gateways share a worker. Pure policy.
+"""Whose turn is next, where several gateways share a worker, or several versions one that generates. Pure policy.
 
-Each gateway is charged for the seconds that its batches took; the one with the least goes first. One that had nothing
+Each is charged for the seconds that its batches or steps took; the one with the least goes first. One that had nothing
 to run for a while is charged as if it had kept up, so that it can't save up time and then hold the device for long.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 Who = TypeVar("Who", bound=Hashable)
@@ -31,7 +31,7 @@ class Turns(Generic[Who]):
         self._used_s[who] = self._now_s
 
     def charge(self, who: Who, seconds: float) -> None:
-        """Its batch took so long."""
+        """Its batch, or step, took so long."""
         if who in self._used_s:
             self._used_s[who] += seconds
 
@@ -39,9 +39,9 @@ class Turns(Generic[Who]):
         """It has left."""
         self._used_s.pop(who, None)
 
-    def keep(self, those: Collection[Who]) -> None:
-        """All others have left."""
-        for who in [who for who in self._used_s if who not in those]:
+    def tidy(self) -> None:
+        """Forget those who would begin anew as what they are: only who has had more than others must be remembered."""
+        for who in [who for who, used_s in self._used_s.items() if used_s <= self._now_s]:
             del self._used_s[who]
 
     def __repr__(self) -> str:

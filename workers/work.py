@@ -1,19 +1,16 @@
-"""What the device does next: batches, or a step of a version that generates. They take turns, charged by time.
+"""What the device does next: a batch, or a step of a version that generates. They take turns, charged by time.
 
-Between two steps of a text, a batch that waits gets its turn, and between two batches a step: neither starves, whatever
-there is of the other, and both together get half of the time each (`workers.turns`).
+Each version with a batch that waits is a party of its own, beside each that generates, and all of them get equal parts
+of the time (`workers.turns`): three models beside one that generates have three quarters of it together. Whichever of
+them has its turn, the first batch of the row runs, and its own version is charged: the row's order is the gateways'.
 """
 
-from collections.abc import Hashable
-
 from shared.clock import Clock
-from workers.loaded import LoadedVersion
+from workers.loaded import Key, LoadedVersion
 from workers.runs import Runs
 from workers.session import Session
 from workers.texts import Texts
 from workers.turns import Turns
-
-_BATCHES = "batches"
 
 
 class Work:
@@ -23,34 +20,40 @@ class Work:
         self._runs = runs
         self._texts = texts
         self._clock = clock
-        self._turns: Turns[Hashable] = Turns()
-        runs.took = self._charge_batches
+        self._turns: Turns[Key] = Turns()
+        """By key: a version must be held by nobody but the pool once it has nothing to do."""
+        runs.took = self._charge
 
     def step(self) -> bool:
         """Do one thing, if there is one. False: nothing to do for now. Raises DeviceLost."""
-        versions = self._texts.versions()
-        if not versions:
+        texts = {loaded.key: loaded for loaded in self._texts.versions()}
+        if not texts:
             return self._runs.step()
-        if self._runs.has_work():
-            turn = self._turns.next([_BATCHES, *versions])
-            if turn == _BATCHES:
-                self._turns.took(turn)
-                if self._runs.step():
-                    return True  # else all batches are under way beside the host
-        turn = self._turns.next(versions)
+        if self._runs.settle():
+            return True
+        waiting = self._runs.waiting()
+        self._turns.tidy()
+        turn = self._turns.next([*waiting, *texts])
+        if turn not in texts:
+            self._turns.took(turn)
+            if self._runs.step():
+                return True  # else all batches are under way beside the host
+            turn = self._turns.next(list(texts))
         self._turns.took(turn)
-        self._generate(next(loaded for loaded in versions if loaded is turn))
+        self._generate(texts[turn])
         return True
 
     def running(self) -> list[LoadedVersion]:
         """Versions with a batch under way, or a text that is not at its end."""
         return [*self._runs.running(), *self._texts.versions()]
 
-    def forget(self, session: Session) -> None:
-        """Its gateway is gone: afterwards the device does nothing for it any more. Raises DeviceLost."""
-        self._runs.forget(session)
+    def forget(self, session: Session) -> bool:
+        """Its gateway is gone: the device does nothing for it any more, but for a batch aside.
+
+        False: there is one, to be asked again when it is out. Raises DeviceLost.
+        """
         self._texts.forget(session)
-        self._forget_idle()
+        return self._runs.forget(session)
 
     def finish_all(self) -> None:
         """Answer what is under way, end all texts, and begin nothing. Raises DeviceLost."""
@@ -61,12 +64,7 @@ class Work:
         started_s = self._clock()
         with self._runs.elsewhere():
             self._texts.step(loaded)
-        self._turns.charge(loaded, self._clock() - started_s)
-        self._forget_idle()
+        self._charge(loaded, self._clock() - started_s)
 
-    def _charge_batches(self, seconds: float) -> None:
-        self._turns.charge(_BATCHES, seconds)
-
-    def _forget_idle(self) -> None:
-        """A version must not be held by anybody but the pool once its last text has ended."""
-        self._turns.keep([_BATCHES, *self._texts.versions()])
+    def _charge(self, loaded: LoadedVersion, seconds: float) -> None:
+        self._turns.charge(loaded.key, seconds)

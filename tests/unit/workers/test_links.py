@@ -12,7 +12,7 @@ from shared.transport import Dealer
 from tests.support.worker_parts import TwoSidedArena
 from workers import links
 from workers.backends.base import Device, DeviceLost, NoDevice
-from workers.links import GREET_LIMIT_S, REFUSED_RETRY_S, RETRY_S, Links
+from workers.links import GONE_LOOK_S, GREET_LIMIT_S, LEAVE_LIMIT_S, REFUSED_RETRY_S, RETRY_S, Links
 
 STICKY = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 HELLO = Hello(PROTOCOL_VERSION, 1, "worker-0", "cpu")
@@ -157,6 +157,27 @@ def test_a_gateway_is_found_served_and_let_go_and_its_next_life_found_at_once(
     looks(tied, clock, 0.0, 2)
     assert len(tied.sessions()) == 1
     tied.close()
+
+
+def test_a_gateway_that_is_gone_and_whose_memory_is_still_read_is_served_no_more_and_not_for_ever(
+    arena: TwoSidedArena, tmp_path: Path, gateways: Gateways, clock: Clock
+) -> None:
+    tied = links_to(clock, "gateway.sock")
+    gateways.there["gateway.sock"] = first = greeting(arena, tmp_path)
+    looks(tied, clock, RETRY_S, 2)
+    (session,) = tied.sessions()
+    first.alive = False
+    for _ in range(2):
+        assert tied.gone() == [session]
+        assert (tied.sessions(), tied.watched()) == ([], [])
+        assert tied.sleep_s() == GONE_LOOK_S
+        looks(tied, clock, LEAVE_LIMIT_S / 2)
+    assert gateways.knocks == ["gateway.sock"], "its place is taken as long"
+    clock.now_s += 1.0
+    with pytest.raises(DeviceLost, match="has not ended within 120 s"):
+        tied.gone()
+    tied.close()
+    assert (first.closed, CountingDealer.closed) == (True, 1)
 
 
 def test_one_that_hangs_or_refuses_or_is_missing_keeps_no_other_waiting(

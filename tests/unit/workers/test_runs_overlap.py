@@ -1,7 +1,7 @@
 """Two gateways share a device that works beside the host: what is staged, who is answered, and who leaves meanwhile."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -31,14 +31,11 @@ class Session:
         self._version = version
         self._arena = arena
 
-    def next_version(self) -> LoadedVersion | None:
-        return self._version if self.waiting else None
+    def next(self, apart: Collection[LoadedVersion]) -> tuple[LoadedVersion, RunBatch] | None:
+        return (self._version, self.waiting[0]) if self.waiting and self._version not in apart else None
 
-    def next_is_aside(self) -> bool:
-        return self.waiting[0].aside
-
-    def next_batch(self) -> RunBatch:
-        return self.waiting.popleft()
+    def begin(self, batch: RunBatch) -> None:
+        assert self.waiting.popleft() is batch
 
     def answer(self, message: RunBatch, done: BatchDone) -> None:
         rows = [as_array(each.tensors[0], self._arena.attached.memory)[0, 0] for each in done.answers]

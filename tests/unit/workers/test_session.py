@@ -488,11 +488,30 @@ def test_a_prompt_for_a_model_that_is_not_there_or_leaves_is_answered(arena: Two
     ]
 
 
-def test_pieces_over_the_frame_limit_lose_their_log_probabilities_and_not_their_text(arena: TwoSidedArena) -> None:
+def test_pieces_over_the_frame_limit_come_in_parts_and_lose_nothing(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    dealer = Dealer([], [], [])
+    session = bench.join(dealer)
+    bench.turn()
+    before = len(dealer.sent)
+    dealer.too_big = 3
+    tokens = [Token(number, b"a", -0.5) for number in range(5)]
+    end = TextEnd(FinishReason.LENGTH, 1, 5)
+    session.say([Piece(1, "a long text", tokens, end), Piece(2, "b")])
+    pieces = [piece for message in dealer.sent[before:] if isinstance(message, Generated) for piece in message.pieces]
+    assert len(pieces) == 4
+    assert "".join(piece.text for piece in pieces if piece.job == 1) == "a long text"
+    assert [token for piece in pieces if piece.job == 1 for token in piece.tokens] == tokens
+    assert [piece.end for piece in pieces] == [None, None, end, None]
+    assert pieces[-1] == Piece(2, "b")
+
+
+def test_a_text_over_the_frame_limit_by_itself_is_told_so(arena: TwoSidedArena) -> None:
     bench = Bench(arena)
     dealer = Dealer([], [], [])
     session = bench.join(dealer)
     bench.turn()
     dealer.too_big = 1
-    session.say([Piece(1, "a long text", [Token(1, b"a", -0.5)], TextEnd(FinishReason.LENGTH, 1, 1))])
-    assert dealer.sent[-1] == Generated([Piece(1, "a long text", end=TextEnd(FinishReason.LENGTH, 1, 1))])
+    session.say([Piece(1, "a long text", end=TextEnd(FinishReason.LENGTH, 1, 1))])
+    failure = Failure(Code.TOO_LARGE, "the text is too long for one answer")
+    assert dealer.sent[-1] == Generated([Piece(1, failure=failure)])

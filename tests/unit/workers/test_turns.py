@@ -37,6 +37,16 @@ def test_a_turn_that_was_not_taken_changes_nothing() -> None:
     assert [turns.next(["a", "b"]) for _ in range(5)] == ["b"] * 5
 
 
+def test_only_those_who_have_had_more_are_remembered() -> None:
+    turns: Turns[str] = Turns()
+    order(turns, {"a": 1.0, "b": 4.0}, 2)
+    turns.next(["a", "c"])
+    turns.took("a")
+    turns.tidy()
+    assert repr(turns) == "<Turns [4.0]>"
+    assert order(turns, {"a": 1.0, "b": 1.0, "c": 1.0}, 6).count("b") == 0
+
+
 def test_who_has_left_is_forgotten_and_may_come_again() -> None:
     turns: Turns[str] = Turns()
     order(turns, {"a": 1.0, "b": 1.0}, 4)

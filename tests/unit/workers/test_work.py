@@ -2,9 +2,10 @@ import gc
 import select
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -74,21 +75,21 @@ class Session:
         self.cancelled: set[int] = set()
         self.said: list[Piece] = []
         self.shown: list[int] = []
-        self.aside = False
         self.notes = 0
         self.link: Any = type("Link", (), {"arena": bench.arena.attached})
 
-    def next_version(self) -> LoadedVersion | None:
-        return self._bench.toy if self.batches else None
+    def next(self, apart: Collection[LoadedVersion]) -> tuple[LoadedVersion, RunBatch] | None:
+        waiting = ((self._bench.models[each.model], each) for each in self.batches)
+        return next((each for each in waiting if each[0] not in apart), None)
 
-    def next_is_aside(self) -> bool:
-        return self.aside
+    def queued(self) -> set[Key]:
+        return {self._bench.models[each.model].key for each in self.batches}
 
-    def next_batch(self) -> RunBatch:
-        return self.batches.popleft()
+    def begin(self, batch: RunBatch) -> None:
+        self.batches.remove(batch)
 
     def answer(self, message: RunBatch, done: BatchDone) -> None:
-        self._bench.log.append("b")
+        self._bench.log.append("bcd"[message.model - 1])
 
     def say(self, pieces: list[Piece]) -> None:
         self.inbox.ended(pieces)
@@ -111,6 +112,7 @@ class Bench:
         self.texts_version: LoadedVersion | None = LoadedVersion(TEXTS, runner, ToyPipeline(), [])
         self.texts_version.generation = runner.limits
         self.toy = loaded(Batches(self.clock, batch_s))
+        self.models = {1: self.toy}
         self.sessions = [Session(self)]
         sessions: Any = lambda: self.sessions  # noqa: E731 - fakes
         self.texts = Texts(sessions, self._get, self.clock)
@@ -132,8 +134,9 @@ class Bench:
         raise AssertionError(f"still at work after {limit} steps")
 
 
-def batches(count: int) -> list[RunBatch]:
-    return [batch(item(number, 1), number=number) for number in range(1, count + 1)]
+def batches(count: int, models: int = 1) -> list[RunBatch]:
+    numbers = range(1, count + 1)
+    return [batch(item(number, 1), number=number, model=1 + number % models) for number in numbers]
 
 
 def test_batches_and_steps_alternate_where_they_cost_the_same(arena: TwoSidedArena) -> None:
@@ -153,6 +156,38 @@ def test_time_counts_and_not_turns(arena: TwoSidedArena, step_s: float, batch_s:
     assert abs(bench.run()[:of].count("g") - steps) <= 1
 
 
+@pytest.mark.parametrize("dear_s", [1.0, 5.0])
+def test_each_model_with_batches_has_as_much_time_as_one_with_texts(arena: TwoSidedArena, dear_s: float) -> None:
+    bench = Bench(arena)
+    for number, name in ((2, "second"), (3, "third")):
+        runner = Batches(bench.clock, dear_s if number == 3 else 1.0)
+        bench.models[number] = loaded(runner, key=Key(name, "0" * 16))
+    bench.send(generate(1, [1, 2, 3], max_tokens=45))
+    costs_s, used_s = {1: 1.0, 2: 1.0, 3: dear_s}, {1: 0.0, 2: 0.0, 3: 0.0}
+    bench.texts.collect()
+    started_s, number = bench.clock.now_s, 0
+    while (passed_s := bench.clock.now_s - started_s) < 80:
+        while len(bench.sessions[0].batches) < 2:  # as a gateway sends them: who has had least is next
+            number += 1
+            model = min(used_s, key=used_s.__getitem__)
+            used_s[model] += costs_s[model]
+            bench.sessions[0].batches.append(batch(item(number, 1), number=number, model=model))
+        bench.work.step()
+    for letter, cost_s in {"g": 1.0, "b": 1.0, "c": 1.0, "d": dear_s}.items():
+        assert bench.log.count(letter) * cost_s / passed_s == pytest.approx(0.25, abs=0.08), letter
+
+
+def test_a_model_whose_batch_was_long_and_that_waits_anew_has_not_been_forgiven(arena: TwoSidedArena) -> None:
+    bench = Bench(arena, step_s=1.0, batch_s=8.0)
+    bench.send(generate(1, [1, 2, 3], max_tokens=40))
+    bench.texts.collect()
+    for number in range(1, 4):  # its only caller sends the next one when it has read the answer
+        bench.sessions[0].batches.append(batch(item(number, 1), number=number))
+        while bench.log.count("b") < number:
+            bench.work.step()
+    assert bench.log.count("g") >= 14, "a step for each batch, else"
+
+
 def test_either_alone_has_all_of_the_time(arena: TwoSidedArena) -> None:
     bench = Bench(arena)
     bench.sessions[0].batches.extend(batches(3))
@@ -164,8 +199,7 @@ def test_either_alone_has_all_of_the_time(arena: TwoSidedArena) -> None:
 
 def test_a_batch_that_has_run_aside_is_answered_while_texts_go_on(arena: TwoSidedArena) -> None:
     bench = Bench(arena)
-    bench.sessions[0].aside = True
-    bench.sessions[0].batches.extend(batches(1))
+    bench.sessions[0].batches.append(msgspec.structs.replace(batches(1)[0], aside=True))
     bench.send(generate(1, [1, 2, 3], max_tokens=10))
     bench.texts.collect()
     while bench.sessions[0].batches:
