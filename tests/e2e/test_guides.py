@@ -63,22 +63,25 @@ def test_there_are_guides() -> None:
     assert languages <= {"sh", "python", "console", "yaml"}
 
 
-@pytest.mark.parametrize("kind", ["image", "text", "tensor"])
-def test_a_new_model_serves_at_once(kind: str, folder: Path) -> None:
+@pytest.mark.timeout(600)
+def test_new_models_of_every_kind_serve_at_once(folder: Path) -> None:
     busy = busy_ports()
     if busy:
         pytest.skip(f"the commands' ports {busy} are in use on this machine")
-    made = run(Block("sh", f"headrace new my-model --from {kind}"), folder)
-    assert made.returncode == 0, made.stderr
-    call = TEMPLATES[kind].call.replace("NAME", "my-model")
-    assert call in made.stdout
+    calls = {kind: template.call.replace("NAME", f"my-{kind}") for kind, template in TEMPLATES.items()}
+    assert set(calls) == {"image", "text", "tensor"}
+    for kind, call in calls.items():
+        made = run(Block("sh", f"headrace new my-{kind} --from {kind}"), folder)
+        assert made.returncode == 0, made.stderr
+        assert call in made.stdout
     server = served(folder)
     try:
-        done = run(Block("sh", call), folder)
+        done = {kind: run(Block("sh", call), folder) for kind, call in calls.items()}
     finally:
         server.popen.terminate()
         server.wait()
         server.close()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert Repository(folder / "models").current("my-model")
-    assert ("third" in done.stdout) if kind != "tensor" else ('"y"' in done.stdout), done.stdout
+    for kind, one in done.items():
+        assert one.returncode == 0, one.stdout + one.stderr
+        assert Repository(folder / "models").current(f"my-{kind}")
+        assert ("third" in one.stdout) if kind != "tensor" else ('"y"' in one.stdout), one.stdout
