@@ -187,7 +187,7 @@ class PoolProcesses:
     def _spawn(self, place: _Place, predecessor: _Process | None = None) -> None:
         place.life += 1
         identity = f"pool-{place.number}.{place.life}".encode()
-        argv = [sys.executable, "-m", "preprocess_pool"]
+        argv = [sys.executable, "-P", "-m", "preprocess_pool"]
         argv += ["--config", str(self._config)] if self._config is not None else []
         argv += ["--endpoint", self._endpoint, "--identity", identity.decode()]
         argv += ["--generation", str(self._generation)]

