@@ -1,7 +1,8 @@
 """Marks every test by its folder, so that `pytest -m unit` and `pytest tests/unit` mean the same.
 
-`make test` runs two processes of pytest side by side, and after that the tests marked `alone` by themselves: those that
-judge times or a machine's load. With `--dist loadgroup` a file stays in one process, so that its server is started once.
+`make test` runs two processes of pytest side by side, and after that the tests marked `alone` by themselves: those
+that judge times or a machine's load. With `--dist loadgroup` a file stays in one process, so that its server is
+started once.
 """
 
 from pathlib import Path
