@@ -32,48 +32,61 @@ class Wanted:
     timeout_s: float
 
 
+@dataclass(frozen=True)
+class Picture:
+    """One of the files given, which may be given twice."""
+
+    file: Path
+    target: Path | None
+    """Where it is drawn."""
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+
 def run(files: Sequence[Path], wanted: Wanted, *, as_json: bool) -> int:
     """Detect in files and print the outcomes in the given order. Returns 0, or 1 when any file failed.
 
     Raises StartupError for a place that can't be drawn to.
     """
-    targets = dict(zip(files, _targets(files, wanted.draw), strict=True)) if wanted.draw is not None else {}
-    task = Detect(wanted.model, wanted.options, targets)
-    code = many_inputs.run(task, files, Server(wanted.address, wanted.timeout_s), as_json=as_json)
+    targets: Sequence[Path | None] = [None] * len(files) if wanted.draw is None else _targets(files, wanted.draw)
+    task = Detect(wanted.model, wanted.options)
+    pictures = [Picture(file, target) for file, target in zip(files, targets, strict=True)]
+    code = many_inputs.run(task, pictures, Server(wanted.address, wanted.timeout_s), as_json=as_json)
     if task.drawn and not as_json:
         where = printable(str(wanted.draw))
         sys.stderr.write(f"drawn into {where}\n" if len(files) == 1 else f"{task.drawn} pictures drawn into {where}\n")
     return code
 
 
-class Detect(Task[Path, Detected]):
+class Detect(Task[Picture, Detected]):
     """Boxes in images."""
 
     doing = "detecting"
     failed = "images failed"
 
-    def __init__(self, model: str, options: DetectOptions, targets: dict[Path, Path]) -> None:
-        """`targets`: where to draw which file."""
+    def __init__(self, model: str, options: DetectOptions) -> None:
         self._model = model
         self._options = options
-        self._targets = targets
         self.drawn = 0
         """Pictures."""
 
-    def one(self, client: Client, given: Path) -> Detected:
+    def one(self, client: Client, given: Picture) -> Detected:
         """See Task."""
-        return client.detect(given, model=self._model, **self._options)
+        return client.detect(given.file, model=self._model, **self._options)
 
-    def many(self, client: Client, given: Sequence[Path]) -> Iterator[Outcome[Detected]]:
+    def many(self, client: Client, given: Sequence[Picture]) -> Iterator[Outcome[Detected]]:
         """See Task."""
-        return client.detect_many(given, model=self._model, **self._options)
+        files = [picture.file for picture in given]
+        for outcome in client.detect_many(files, model=self._model, **self._options):
+            yield Outcome(outcome.index, given[outcome.index], outcome.result, outcome.error)
 
-    def keep(self, given: Path, result: Detected) -> None:
+    def keep(self, given: Picture, result: Detected) -> None:
         """Draw. Raises OSError."""
-        if given in self._targets:
+        if given.target is not None:
             from headrace.drawing import draw_file  # noqa: PLC0415 - OpenCV, which nobody else here needs
 
-            draw_file(given, self._targets[given], result.detections)
+            draw_file(given.file, given.target, result.detections)
             self.drawn += 1
 
     def row(self, result: Detected) -> dict[str, Any]:
@@ -108,7 +121,7 @@ class Detect(Task[Path, Detected]):
         console.print(table)
 
 
-def _targets(files: Sequence[Path], draw: Path) -> list[Path]:
+def _targets(files: Sequence[Path], draw: Path) -> Sequence[Path]:
     """Where each file's picture goes. Raises StartupError."""
     from headrace.drawing import SUFFIXES  # noqa: PLC0415 - OpenCV, which nobody else here needs
 

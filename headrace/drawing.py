@@ -1,11 +1,13 @@
 """Boxes drawn into a picture, for people: upright, one colour per class, labels that can be read."""
 
 import colorsys
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
+import numpy as np
 
 from headrace.client_results import Detection
 from headrace.many_inputs import NotWritten
@@ -54,12 +56,39 @@ def draw_file(source: Path, target: Path, detections: Sequence[Detection]) -> No
         picture = decode(source.read_bytes())
     except InvalidInput as error:  # the server could read it: its decoder or its limits are others
         raise NotWritten(0, f"{target}: {error.text}") from None
-    drawn = draw(picture, detections)
+    encoded = _encoded(draw(picture, detections), target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(cv2.imencode(target.suffix, drawn[:, :, ::-1])[1].tobytes())
+        _replace(target, encoded)
     except OSError as error:
         raise NotWritten(error.errno, f"{target}: {error.strerror}") from error
+
+
+def _encoded(drawn: Pixels, target: Path) -> bytes:
+    """As the target's name says. Raises NotWritten: WebP has at most 16383 pixels a side, JPEG 65535."""
+    try:
+        done, encoded = cv2.imencode(target.suffix, drawn[:, :, ::-1])
+    except (cv2.error, MemoryError):
+        done, encoded = False, np.empty(0, np.uint8)
+    if not done:
+        height, width = drawn.shape[:2]
+        kind = target.suffix.lower()
+        raise NotWritten(0, f"{target}: {width} × {height} pixels are too many for {kind}; try .png")
+    return encoded.tobytes()
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Whole or not at all: an interrupted command leaves no half a picture. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not target.is_file():  # a device, a pipe: nothing to be replaced
+        target.write_bytes(content)
+        return
+    target = target.resolve()  # where a link leads
+    temporary = target.with_name(f".{os.getpid()}-{target.name[:200]}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def draw(picture: Pixels, detections: Sequence[Detection]) -> Pixels:

@@ -55,6 +55,9 @@ def test_every_block_works_in_the_order_of_the_page(guide: Path, folder: Path) -
             server.close()
     assert server is not None
     assert code == 0
+    if guide.stem == "detection":
+        drawn = sorted(file.name for file in (folder / "found").iterdir())
+        assert drawn == ["photo-boxes-2.png", "photo-boxes.png"], "one for each photo given"
 
 
 def test_there_are_guides() -> None:

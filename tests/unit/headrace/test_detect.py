@@ -145,6 +145,11 @@ def test_several_pictures_are_drawn_into_a_folder(
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == names
 
 
+def test_a_picture_given_twice_is_drawn_twice(pictures: list[Path], tmp_path: Path) -> None:
+    assert detect([pictures[0], pictures[0]], wanted(tmp_path / "out"), as_json=False) == 0
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["street-boxes-2.png", "street-boxes.png"]
+
+
 def test_a_picture_that_can_not_be_written_has_failed(
     pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import cv2
@@ -7,7 +8,7 @@ import pytest
 from headrace.client_results import Detection, Label
 from headrace.drawing import colour, draw, draw_file
 from headrace.many_inputs import NotWritten
-from tests.support.pictures import photo, with_orientation
+from tests.support.pictures import encode, photo, with_orientation
 
 GREY = 100
 
@@ -68,3 +69,38 @@ def test_what_the_server_alone_can_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(NotWritten, match="none of JPEG"):
         draw_file(tmp_path / "a.jpg", tmp_path / "b.png", [])
+
+
+def test_a_picture_too_long_for_the_kind_of_file_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "a.png"
+    source.write_bytes(encode(photo(16_400, 4), "PNG"))
+    with pytest.raises(NotWritten, match=r"16400 × 4 pixels are too many for \.webp"):
+        draw_file(source, tmp_path / "out" / "b.webp", [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "a.png", tmp_path / "out" / "b.png"
+    source.write_bytes(encode(photo(20, 10), "PNG"))
+    draw_file(source, target, [])
+    before = target.read_bytes()
+    source.write_bytes(encode(photo(60, 50), "PNG"))
+
+    def full(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(NotWritten, match="No space left"):
+        draw_file(source, target, [])
+    assert target.read_bytes() == before
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_picture_is_written_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encode(photo(20, 10), "PNG"))
+    (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
+    draw_file(tmp_path / "a.png", tmp_path / "link.png", [])
+    assert (tmp_path / "link.png").is_symlink()
+    assert cv2.imread(str(tmp_path / "real.png")).shape == (10, 20, 3)
