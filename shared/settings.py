@@ -28,6 +28,9 @@ Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 """Of one model, against the others."""
 MAX_WORKERS = 64
 MAX_GATEWAYS = 16
+STOP_REST_MS = 3_500
+"""Of a stop, beside `gateway.drain_ms`: a gateway closes its admin listeners (half a second), HTTP (a second, and
+something) and its pool (a second), and after the gateways the workers end."""
 _ROWS = TypeAdapter(Rows)
 
 
@@ -196,8 +199,8 @@ class SupervisorSettings(Group):
     max_failures: Annotated[int, Field(ge=1)] = 10
     """Failures in a row after which `headrace serve` gives up with exit code 70; a worker is tried on for as long as
     another one serves."""
-    stop_ms: Milliseconds = 5_000
-    """After Ctrl-C or SIGTERM: what still lives then is killed."""
+    stop_ms: Milliseconds = 7_000
+    """After Ctrl-C or SIGTERM: what still lives then is killed. Longer than `gateway.drain_ms` by 3500 or more."""
 
 
 class Settings(BaseSettings):
@@ -256,7 +259,10 @@ class Settings(BaseSettings):
             ("gateway.default_deadline_ms", self.gateway.default_deadline_ms),
             ("gateway.max_deadline_ms", self.gateway.max_deadline_ms),
         )
-        _require_at_most(("gateway.drain_ms", self.gateway.drain_ms), ("supervisor.stop_ms", self.supervisor.stop_ms))
+        _require_at_most(
+            ("gateway.drain_ms", self.gateway.drain_ms),
+            (f"supervisor.stop_ms less {STOP_REST_MS} for the rest of a stop", self.supervisor.stop_ms - STOP_REST_MS),
+        )
         _require_at_most(
             ("supervisor.backoff_first_ms", self.supervisor.backoff_first_ms),
             ("supervisor.backoff_max_ms", self.supervisor.backoff_max_ms),

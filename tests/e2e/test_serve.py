@@ -2,6 +2,7 @@
 
 import json
 import signal
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -119,6 +120,25 @@ def test_requests_in_flight_are_answered_before_the_end(tmp_path: Path, jpeg: by
         process.signal(signal.SIGTERM)
         assert all(call.result(STOP_LIMIT_S).labels for call in calls)
         assert process.wait(STOP_LIMIT_S) == 0
+
+
+def test_a_gateway_with_requests_in_flight_to_the_end_stops_by_itself(own_site: Site, jpeg: bytes) -> None:
+    """Every stage of the stop takes as long as it may: the pool hangs, and with it calls over gRPC and HTTP."""
+    with serving(own_site) as process, Client(own_site.grpc) as client, ThreadPoolExecutor(2) as callers:
+        pool = [psutil.Process(pid) for pid in own_site.pool_pids()]
+        for each in pool:
+            each.suspend()
+        upload = urllib.request.Request(f"http://{own_site.http}/v1/classify", jpeg, {"content-type": "image/jpeg"})
+        calls = [
+            callers.submit(client.classify, jpeg, timeout_s=30),
+            callers.submit(urllib.request.urlopen, upload, timeout=30),
+        ]
+        eventually("both calls to be in", lambda: own_site.debug()["in_flight"]["requests"] == 2, 5.0)
+        process.signal(signal.SIGTERM)
+        assert process.wait(STOP_LIMIT_S) == 0
+        assert not [line for line in process.lines if "killing what did not stop in time" in line]
+        assert all(isinstance(call.exception(STOP_LIMIT_S), Exception) for call in calls)
+    own_site.wait_no_process()
 
 
 def test_nothing_of_ours_can_be_opened_by_others(site: Site) -> None:

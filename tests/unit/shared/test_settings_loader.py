@@ -125,6 +125,13 @@ def test_a_contradiction_between_a_file_and_a_variable_names_the_variable(file: 
     assert "supervisor.stop_ms from HEADRACE_SUPERVISOR__STOP_MS" in told
 
 
+def test_a_stop_is_long_enough_for_requests_in_flight_and_for_what_follows_them(file: Path) -> None:
+    told = _refused(file, "gateway:\n  drain_ms: 4000\n")
+    assert "gateway.drain_ms (4000) must not be above supervisor.stop_ms less 3500 for the rest of a stop" in told
+    file.write_text("gateway: {drain_ms: 4000}\nsupervisor: {stop_ms: 7500}\n")
+    assert load(file, {}).settings.supervisor.stop_ms == 7500
+
+
 def test_a_variable_does_not_hide_a_group_that_is_no_group(file: Path) -> None:
     told = _refused(file, "pool: 5\n", {"HEADRACE_POOL__PROCESSES": "2"})
     assert told == "headrace.yaml:1: pool is 5: must be a group of keys"
