@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.model_files import InForce, ModelFiles
 from gateway.name_locks import NameLocks
-from gateway.orders import Order, Promote, RollBack, applied, check_known, role_of, told
+from gateway.orders import Order, Promote, RollBack, applied, check_known, told
 from gateway.others import Nobody, Others
 from gateway.preparer import Prepared, Preparer
 from gateway.routing import Routing
@@ -22,7 +22,7 @@ from gateway.unwritten import ChangedMeanwhile, same
 from gateway.versions import Versions
 from shared.errors import HeadraceError, StartupError, UnknownModel
 from shared.logs import get_logger
-from shared.repository_writer import now_utc
+from shared.repository_writer import now_utc, role_of
 from shared.settings import Settings
 from shared.traffic import Traffic
 
@@ -245,7 +245,7 @@ class ModelControl(Standings):
         kept = {model.number for model in found.values()}
         for model in self._routing.of(name):
             if model.number in kept:
-                model.state.role, model.state.refused = role_of(traffic, model.version), ""
+                model.state.role, model.state.refused = role_of(traffic, model.version) or "standby", ""
             elif model.state.role != "coming":  # those are another order's, which has yet to say whether it needs them
                 self._versions.retire(model)
         before = self._in_force.get(name)

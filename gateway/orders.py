@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from gateway.figures import VersionFigures
-from gateway.state import Role
 from shared import traffic
 from shared.errors import Conflict
 from shared.traffic import Canary, Traffic, Why
@@ -104,15 +103,6 @@ def check_known(name: str, before: Traffic, figures: Sequence[VersionFigures]) -
             f"`headrace traffic {name}` shows some as compared, or give it all callers all the same by --to "
             f"{canary.version}"
         )
-
-
-def role_of(traffic: Traffic, version: str) -> Role:
-    """What one of the wanted versions is to its model."""
-    if version == traffic.current:
-        return "current"
-    if traffic.canary is not None and version == traffic.canary.version:
-        return "shadow" if traffic.canary.shadow else "canary"
-    return "standby"
 
 
 def told(traffic: Traffic) -> dict[str, object]:

@@ -294,5 +294,5 @@ class Readiness(WorkerEvents):
 NO_WORKER = "no worker is connected yet (`headrace serve` starts one, `make run-worker` too)"
 _LOADING = "a worker is loading it"
 ON_DEMAND = "the next request loads it"
-NOT_FINITE = "the proof's example, which is all zeros, was answered with NaN or infinity"
+NOT_FINITE = "the proof's example (of pipeline `tensor`: zeros) was answered with NaN or infinity"
 """Of raw tensors, which are passed on as they are; a task that answers so fails its proof."""

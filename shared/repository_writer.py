@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -114,7 +115,7 @@ def sweep(root: Path, name: str, *, dry_run: bool = False) -> int:
         return waste.sweep()
 
 
-def role_of(traffic: Traffic, version: str) -> str:
+def role_of(traffic: Traffic, version: str) -> Literal["current", "canary", "shadow", "standby", ""]:
     """What a version is to its model: current, canary, shadow, standby, or nothing."""
     canary = traffic.canary
     if canary is not None and canary.version == version:

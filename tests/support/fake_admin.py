@@ -185,7 +185,7 @@ class Control(State):
 
 
 def _role(traffic: Traffic, version: str) -> Role:
-    return role_of(traffic, version) or "retiring"  # type: ignore[return-value]
+    return role_of(traffic, version) or "retiring"
 
 
 class AdminThread:

@@ -61,8 +61,7 @@ from shared.traffic import Traffic
 from tests.support.gateway_parts import FakeProcesses, FakeRouter, done, welcome
 
 LIMIT_S = 5.0
-ROLLBACK_LOOK_S = model_control.READ_LIMIT_S
-"""As the server has it."""
+ROLLBACK_LOOK_S = model_control.READ_LIMIT_S  # as the server has it
 model_control.READ_LIMIT_S = model_control.WRITE_LIMIT_S = LIMIT_S  # tests wait until it is written, however slow
 NAME = "words"
 MODEL_YAML = """\
@@ -147,8 +146,9 @@ class Workers(FakeRouter):
     def load(self, identity: bytes, message: LoadModel) -> None:
         """A worker answers that it has loaded a version, or could not."""
         if message.version in self.bad:
-            failure = Failure("not_ready", self.bad[message.version])
-            self.client.on_message(identity, ModelFailed(message.model, failure))
+            self.client.on_message(
+                identity, ModelFailed(message.model, Failure("not_ready", self.bad[message.version]))
+            )
             return
         costs = [(1, 0.001), (4, 0.001)]
         self.client.on_message(identity, ModelLoaded(message.model, costs, 10, "fp32", 0.1, pads=False))

@@ -11,10 +11,10 @@ from gateway.orders import (
     StartCanary,
     Switch,
     applied,
-    role_of,
     told,
 )
 from shared.errors import Conflict
+from shared.repository_writer import role_of
 from shared.traffic import Canary, Ramp, Traffic
 
 OLD, NEW, OTHER = "a" * 16, "b" * 16, "c" * 16
