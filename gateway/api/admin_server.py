@@ -186,11 +186,19 @@ def _tls(settings: Settings) -> Tls:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password=lambda: "")
     except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or "the key is encrypted"
+        why = _why_not(certificate, key) or getattr(error, "reason", None) or "they can't be read"
         raise StartupError(
             ExitCode.BAD_SETTINGS, f"admin.certificate and admin.key are not a PEM certificate and its key ({why})"
         ) from None
     return Tls(grpc.ssl_server_credentials([(key, certificate)]), token)
+
+
+def _why_not(certificate: bytes, key: bytes) -> str | None:
+    """What the TLS library's own words leave open."""
+    for name, content in (("admin.certificate", certificate), ("admin.key", key)):
+        if b"-----BEGIN" not in content:
+            return f"{name} is no PEM file"
+    return "the key is encrypted" if b"ENCRYPTED" in key else None
 
 
 def _token(path: Path) -> bytes:

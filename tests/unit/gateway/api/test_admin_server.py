@@ -108,6 +108,13 @@ async def test_an_encrypted_key_is_refused_without_asking_anybody(
     assert "(the key is encrypted)" in (await _refusal(tmp_path, (pair[0], locked), _file(tmp_path, TOKEN))).text
 
 
+async def test_a_picture_as_a_certificate_is_called_what_it_is(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    picture = tmp_path / "server.jpg"
+    picture.write_bytes(b"\xff\xd8\xff\xe0 a picture")
+    refused = await _refusal(tmp_path, (picture, pair[1]), _file(tmp_path, TOKEN))
+    assert "(admin.certificate is no PEM file)" in refused.text
+
+
 @pytest.mark.parametrize(
     ("value", "right"),
     [
