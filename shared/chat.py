@@ -1,9 +1,10 @@
 """Conversations put into words by a model's chat template (Jinja, as published with models). Used in pool processes.
 
 A template comes with the model's files and is data like they are: it runs in Jinja's sandbox, can reach nothing, change
-nothing, and make no long text out of a short one at a stroke; what runs too long all the same ends with the pool's
-limits. A content that spells one of the model's markers is refused: with it,
-one who speaks could speak for another.
+nothing, and the usual ways to make a long text out of a short one at a stroke are shut. Others are left (`replace`, `~`
+again and again): what becomes too large or runs too long ends with the pool's limits, `pool.memory_bytes` and
+`pool.job_limit_ms`. A content that spells one of the model's markers, or that the tokenizer turns into one, is refused:
+with it, one who speaks could speak for another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from shared.logs import get_logger
 
 if TYPE_CHECKING:
     import jinja2
+    from tokenizers import Tokenizer
 
 MAX_TEMPLATE_BYTES = 256 * 1024
 """Of a chat template; published ones with tools and documents have some 10 KB."""
@@ -83,10 +85,39 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             found = next((marker for marker in self._markers if marker in message.content), None)
             if found is not None:
-                raise InvalidInput(
-                    f"chat.messages[{number}].content holds {found!a}, a marker of this model, with which one could "
-                    "speak for another: leave it out"
-                )
+                raise _speaks_for_another(number, found)
+
+
+def check_tokens(messages: Sequence[Message], tokeniser: "Tokenizer") -> None:
+    """Refuse contents in which the tokenizer finds a marker that is not there literally. Raises InvalidInput.
+
+    Many normalise first, and full-width letters become plain ones. With many an unknown character is a special token,
+    too, but no marker: it stays one where special tokens are read as text. `tokeniser` takes them for what they are.
+    """
+    special = {number for number, token in tokeniser.get_added_tokens_decoder().items() if token.special}
+    for number, message in enumerate(messages):
+        found = _among(special, tokeniser, message.content)
+        if not found:
+            continue
+        tokeniser.encode_special_tokens = True
+        try:
+            harmless = _among(special, tokeniser, message.content)
+        finally:
+            tokeniser.encode_special_tokens = False
+        if len(found) > len(harmless):
+            marker = next((one for one in found if one not in harmless), found[0])
+            raise _speaks_for_another(number, tokeniser.id_to_token(marker) or "")
+
+
+def _among(special: set[int], tokeniser: "Tokenizer", text: str) -> list[int]:
+    return [one for one in tokeniser.encode(text, add_special_tokens=False).ids if one in special]
+
+
+def _speaks_for_another(number: int, marker: str) -> InvalidInput:
+    return InvalidInput(
+        f"chat.messages[{number}].content holds {marker!a}, a marker of this model, with which one could "
+        "speak for another: leave it out"
+    )
 
 
 class _Refused(Exception):

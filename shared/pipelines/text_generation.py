@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from shared import generation
-from shared.chat import ChatTemplate, read_messages
+from shared.chat import ChatTemplate, check_tokens, read_messages
 from shared.errors import InvalidInput, InvalidOption
 from shared.generation import Detokeniser, GenerationOptions, Vocabulary
 from shared.pipeline import Config, Pipeline, PipelineSpec, Prepared, RawInput
@@ -75,6 +75,10 @@ class TextGeneration(Pipeline[GenerationOptions]):
         """`tokens` INT32 [n] → `tokens` INT32 [m]."""
         tokens = TensorSpec(name="tokens", datatype="INT32", shape=(-1,), maximum=self._file.size)
         return PipelineSpec(kind="text", also=("chat",) if self._chat else (), inputs=(tokens,), outputs=(tokens,))
+
+    def files(self) -> tuple[str, ...]:
+        """The tokeniser's, and the chat template's where there is one."""
+        return (self.config.tokenizer, *((self.config.chat_template,) if self._chat else ()))
 
     def vocabulary(self) -> Vocabulary:
         """The bytes of each token, and those that end an answer: for the worker."""
@@ -144,7 +148,10 @@ class TextGeneration(Pipeline[GenerationOptions]):
         if self._chat is None:
             raise InvalidInput("this model has no chat template: send text")
         most = self.context * CHARACTERS_PER_TOKEN
-        return self._chat.render(read_messages(item.data, most * 4), most)
+        messages = read_messages(item.data, most * 4)
+        text = self._chat.render(messages, most)
+        check_tokens(messages, self._open())
+        return text
 
     def _open(self) -> "Tokenizer":
         if self._tokeniser is None:
