@@ -38,6 +38,7 @@ from gateway.forecast import Forecast
 from gateway.gate import Gate
 from gateway.generation_driver import Generation
 from gateway.generation_metrics import GenerationMetrics
+from gateway.hangs import slowest_s
 from gateway.inflight import InFlight
 from gateway.leases import Leases
 from gateway.lives import Knit, Lives
@@ -129,6 +130,7 @@ class Gateway:
         self.gate = Gate(self.admission, self.forecast, self.metrics)
         self.flow = Flow(door, routing, leases, self.pool, self.dispatch, self.metrics)
         self.texts = self.flow.generation = Generation(self.workers, settings.worker, self.metrics.drops)
+        self.texts.hangs.slowest_s = lambda: slowest_s(cost)
         self.welcomer = Welcomer(
             runtime.gateway_socket(index), self.arena.fd, self.workers.on_hello, self.workers.on_lost
         )

@@ -79,7 +79,14 @@ class Room:
         self.limits = limits
         self.is_open = True
         """Whether it takes more."""
+        self.cap: int | None = None
+        """Sequences that its memory was enough for; None: it never was not. One text that has more still runs alone."""
         self._held: dict[int, Ticket] = {}
+
+    @property
+    def sequences(self) -> int:
+        """At a time."""
+        return self.limits.sequences if self.cap is None else min(self.cap, self.limits.sequences)
 
     @property
     def rows(self) -> int:
@@ -103,8 +110,9 @@ class Room:
         """Now."""
         if self._held and (ticket.alone or any(held.alone for held in self._held.values())):
             return False
-        sequences, tokens = self.limits
-        return self.rows + ticket.rows <= sequences and self._tokens_with(ticket.rows, ticket.length) <= tokens
+        sequences = self.sequences if self._held else self.limits.sequences
+        tokens = self._tokens_with(ticket.rows, ticket.length)
+        return self.rows + ticket.rows <= sequences and tokens <= self.limits.tokens
 
     def take(self, ticket: Ticket) -> None:
         """Reserve."""
@@ -119,7 +127,7 @@ class Room:
         return list(self._held.values())
 
     def __repr__(self) -> str:
-        return f"<Room {self.rows}/{self.limits.sequences} sequences, {self.tokens}/{self.limits.tokens} tokens>"
+        return f"<Room {self.rows}/{self.sequences} sequences, {self.tokens}/{self.limits.tokens} tokens>"
 
 
 class Places:
@@ -136,6 +144,11 @@ class Places:
         """A worker has loaded the version, perhaps again."""
         room = self.rooms.setdefault(worker, Room(limits))
         room.limits, room.is_open = limits, True
+
+    def cap(self, worker: bytes, rows: int | None) -> None:
+        """So many sequences fit its memory; None: as many as it has said."""
+        if worker in self.rooms:
+            self.rooms[worker].cap = rows
 
     def close(self, worker: bytes) -> None:
         """It takes no more; what it has it may still finish."""
@@ -161,15 +174,15 @@ class Places:
     @property
     def sequences(self) -> int:
         """Of all workers that take texts; a guess while there is none."""
-        return sum(room.limits.sequences for room in self.rooms.values() if room.is_open) or UNKNOWN_SEQUENCES
+        return sum(room.sequences for room in self.rooms.values() if room.is_open) or UNKNOWN_SEQUENCES
 
     @property
     def slots(self) -> int:
         """Sequences that fit if all are as long as the longest that runs, or is first in line; at least 1."""
         known = [ticket.length for ticket in self.running()] + [ticket.length for _, ticket in self._line[:1]]
         longest = max(known, default=1)
-        rooms = [room.limits for room in self.rooms.values() if room.is_open]
-        return max(sum(min(sequences, tokens // longest) for sequences, tokens in rooms), 1) if rooms else 1
+        rooms = [room for room in self.rooms.values() if room.is_open]
+        return max(sum(min(room.sequences, room.limits.tokens // longest) for room in rooms), 1) if rooms else 1
 
     @property
     def waiting_most(self) -> int:
@@ -273,4 +286,4 @@ class Places:
 
 
 def _free(room: Room) -> tuple[int, int]:
-    return room.limits.sequences - room.rows, room.limits.tokens - room.tokens
+    return room.sequences - room.rows, room.limits.tokens - room.tokens

@@ -22,7 +22,7 @@ from gateway.worker_client import Worker, WorkerClient, WorkerEvents
 from shared.clock import now_s
 from shared.errors import Code, HeadraceError, InternalFault, LostTwice, NotReady, ProcessLost
 from shared.generation_messages import CancelJobs, Generated, Piece
-from shared.messages import ModelLoaded
+from shared.messages import ModelLoaded, ModelNote
 from shared.pipeline import Options
 from shared.results import Text, Token
 from shared.settings import WorkerSettings
@@ -45,7 +45,7 @@ class Generation(WorkerEvents):
         self.lobby = Lobby()
         self.held: InFlight[Job] = InFlight()
         """Texts that workers have."""
-        self._hangs = Hangs(workers, self.held, self.lobby, settings.hang_limit_ms / 1000)
+        self.hangs = Hangs(workers, self.held, self.lobby, settings.hang_limit_ms / 1000)
         self._next = 1
         self._drops = drops
         self.told: Callable[[Job, StageTimes, float], None] = lambda _job, _times, _seconds: None
@@ -146,7 +146,7 @@ class Generation(WorkerEvents):
     def generated(self, worker: Worker, message: Generated) -> None:
         """Pieces back to those who wait for them."""
         now, ended = now_s(), set()
-        self._hangs.heard(worker, now)
+        self.hangs.heard(worker, now)
         for piece in message.pieces:
             last = piece.end is not None or piece.failure is not None
             entry = self.held.answered(piece.job) if last else self.held.get(piece.job)
@@ -199,9 +199,16 @@ class Generation(WorkerEvents):
             return
         version = self.lobby.known(number)
         version.places.open(worker.identity, Limits(limits.sequences, limits.tokens))
+        version.places.cap(worker.identity, message.row_cap)
         version.pace.seed(limits.step_s, limits.prefill_s_per_token)
         self.lobby.settle_in(number)
         self.pump(number)
+
+    def model_noted(self, worker: Worker, message: ModelNote) -> None:
+        """It has learned how many sequences its memory is enough for."""
+        version = self.lobby.versions.get(message.model)
+        if version is not None:
+            version.places.cap(worker.identity, message.row_cap)
 
     def model_failed(self, _worker: Worker, model: int, error: HeadraceError) -> None:
         """Where no other worker has it or may still load it, nobody can run what waits for this version."""
@@ -218,10 +225,10 @@ class Generation(WorkerEvents):
     def worker_lost(self, worker: Worker) -> None:
         """What has grown can't go on elsewhere; what has not begins once more."""
         now = now_s()
-        self._hangs.forget(worker)
+        self.hangs.forget(worker)
         for version in self.lobby.versions.values():
             version.places.lost(worker.identity)
-        suspects = may_have_been(worker.doing())
+        suspects = not worker.aside and may_have_been(worker.doing())  # else what ran aside is the likelier one
         for entry in self.held.lost(worker.holder):
             self._after_death(entry.job, now, suspect=suspects)
         self.lobby.check_homes(now)
@@ -261,7 +268,7 @@ class Generation(WorkerEvents):
     def tick(self, pauses: Pauses) -> None:
         """Called a few times a second: end workers that hang, and give up what has waited too long for one."""
         now = now_s()
-        self._hangs.kill(now, pauses)
+        self.hangs.kill(now, pauses)
         self.lobby.give_up(now, self._return_limit_s)
         for number in list(self.lobby.versions):
             self.pump(number)

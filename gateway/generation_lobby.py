@@ -6,6 +6,7 @@ from gateway.generation import Places, Ticket
 from gateway.generation_job import Job
 from gateway.generation_pace import Pace
 from gateway.served import ServedModel
+from gateway.work import unloaded
 from shared.errors import HeadraceError, ProcessLost
 
 
@@ -52,8 +53,10 @@ class Lobby:
             self._lose_home(job, now_s)
 
     def again(self, job: Job, now_s: float) -> None:
-        """Back into the line, in its old place; one that no worker could ever hold any more fails."""
+        """Back into the line, in its old place; one that no worker could ever hold any more, or will serve, fails."""
         try:
+            if job.model.state.phase == "unloaded":
+                raise unloaded(job.model)
             self.add(job, now_s)
         except HeadraceError as error:
             job.fail(error)

@@ -99,7 +99,7 @@ def _described(model: ServedModel, version: Version) -> dict[str, Any]:
         "waiting_most": places.waiting_most,
         "tokens_reserved": _reserved(version),
         "tokens_capacity": _capacity(version),
-        "sequences_capacity": sum(room.limits.sequences for room in places.rooms.values() if room.is_open),
+        "sequences_capacity": sum(room.sequences for room in places.rooms.values() if room.is_open),
         "token_ms": round(pace.token_s * 1e3, 3),
         "share_of_max_tokens": round(pace.share, 3),
     }

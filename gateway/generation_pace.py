@@ -14,6 +14,8 @@ from shared.errors import DeadlineExceeded, Overloaded
 MEMORY = 0.95
 """Weight of what was known before the newest text: about the last twenty count."""
 RETRY_MS = (10, 2000)
+PORTION_S, LEAST_PORTION = 0.1, 16
+"""About so long a step of a worker reads prompts, or so many tokens of them (`workers.generation.stepper`)."""
 
 
 class Ask(NamedTuple):
@@ -61,6 +63,11 @@ class Pace:
     def takes_s(self, ticket: Ticket) -> float:
         """How long a worker should have this text."""
         return ticket.answer_tokens * self.share * self.token_s + ticket.prompt_tokens * self.prefill_s
+
+    @property
+    def beat_s(self) -> float:
+        """How long one step of a worker may take, with its part of the prompts."""
+        return max(self.step_s, self.token_s) + max(PORTION_S, LEAST_PORTION * self.prefill_s)
 
     def quiet_s(self, ticket: Ticket) -> float:
         """How long it may bring no piece: its prompt and a step, or of a beam search all of it."""

@@ -1,8 +1,10 @@
 """Ends workers that live but do not come back from a batch. Asked a few times a second by the dispatcher."""
 
+from collections.abc import Iterator
+
 from gateway.cost_model import CostModel, QueueKey
 from gateway.pauses import Pauses
-from gateway.running import Busy, RunningBatches
+from gateway.running import RunningBatches
 from gateway.worker_client import Worker, WorkerClient
 from shared.logs import get_logger
 
@@ -11,6 +13,9 @@ SLOWER = 3
 
 FOREIGN = 2
 """A batch of another gateway is that gateway's to judge: we do it only for one that does not, later."""
+
+ASIDE = 10
+"""What runs aside may take so many times as long: it has a lower priority than the rest, and nobody waits for it."""
 
 log = get_logger()
 
@@ -30,22 +35,29 @@ class Hangs:
         for worker in list(self._workers.workers()):
             if worker.overran:
                 continue
-            for busy in self._busy(worker):
-                limit_s = self._limit_of(busy.key)
-                if pauses.age_s(busy.since_s, now_s) > limit_s:
+            for since_s, limit_s in self._judged(worker):
+                if pauses.age_s(since_s, now_s) > limit_s:
                     worker.overran = True
                     log.error("worker hangs: killed", worker=worker.name, pid=worker.pid, limit_s=limit_s)
                     self._workers.kill(worker)
                     break
 
-    def _busy(self, worker: Worker) -> list[Busy]:
-        """What it does in the row of its batches, and beside it."""
-        aside = [Busy(running.batch.key, running.sent_s) for running in self._running.aside(worker)]
+    def _judged(self, worker: Worker) -> Iterator[tuple[float, float]]:
+        """What it does beside the row of its batches, and in it: since when, and how long it may."""
+        aside = self._running.aside(worker)
+        if aside is not None:
+            # Those of other gateways may be ahead of it.
+            yield aside.since_s, self._limit_of(aside.key) * ASIDE * (FOREIGN if worker.is_shared else 1)
         busy = self._running.busy(worker)
-        return aside if busy is None else [*aside, busy]
+        if busy is not None:
+            yield busy.since_s, self._limit_of(busy.key)
 
     def _limit_of(self, key: QueueKey | None) -> float:
         if key is not None:
             return max(self._limit_s, SLOWER * self._cost.slowest(key))
-        slowest_s = max((self._cost.slowest(known) for known in self._cost.keys()), default=0.0)  # noqa: SIM118 - no dict
-        return FOREIGN * max(self._limit_s, SLOWER * slowest_s)
+        return FOREIGN * max(self._limit_s, SLOWER * slowest_s(self._cost))
+
+
+def slowest_s(cost: CostModel) -> float:
+    """Seconds of the slowest batch of all; 0.0 before the first one."""
+    return max((cost.slowest(known) for known in cost.keys()), default=0.0)  # noqa: SIM118 - no dict

@@ -44,19 +44,24 @@ class Ran(NamedTuple):
 class _Held:
     """One worker's batches, in the order in which it runs them."""
 
-    __slots__ = ("aside", "batches", "others_s", "progress_s")
+    __slots__ = ("aside", "aside_progress_s", "batches", "others_s", "progress_s")
 
     def __init__(self) -> None:
         self.batches: dict[int, Running] = {}
         self.aside: dict[int, Running] = {}
-        """Those that run beside them."""
-        self.progress_s = NEVER_S
+        """Those that run beside them, one after another."""
+        self.progress_s = self.aside_progress_s = NEVER_S
         """When it last answered."""
         self.others_s = 0.0
         """How long a batch of ours, first in the row, waits while those of other gateways run: a moving average."""
 
     def first(self) -> Running | None:
         return next(iter(self.batches.values()), None)
+
+    def first_free(self) -> Running | None:
+        """The first that may run: what a version has aside is ahead of its batches in the row."""
+        proving = {running.batch.key.model for running in self.aside.values()}
+        return next((each for each in self.batches.values() if each.batch.key.model not in proving), None)
 
     def started_s(self, running: Running) -> float:
         """When it was first in our row."""
@@ -81,6 +86,7 @@ class RunningBatches:
         identity = running.worker.identity
         held = self._held.setdefault(identity, _Held())
         (held.aside if running.aside else held.batches)[number] = running
+        running.worker.aside = len(held.aside)
         self._worker_of[number] = identity
 
     def done(self, message: BatchDone, now_s: float) -> Running | None:
@@ -90,7 +96,9 @@ class RunningBatches:
             return None
         held = self._held[identity]
         running = held.aside.pop(message.batch, None)
-        if running is None:
+        if running is not None:
+            running.worker.aside, held.aside_progress_s = len(held.aside), now_s
+        else:
             running = held.batches.pop(message.batch)
             if running.worker.is_shared:
                 held.waited(running, message.started_s)
@@ -111,10 +119,16 @@ class RunningBatches:
         in_row = held.first() if doing is None else held.batches.get(doing.batch)
         return [*held.aside.values(), *([] if in_row is None else [in_row])]
 
-    def aside(self, worker: Worker) -> list[Running]:
-        """The batches that the worker runs beside the others."""
+    def aside(self, worker: Worker) -> Busy | None:
+        """The batch that the worker runs beside the others, since when it was the first of those; None: there is none.
+
+        They run one at a time, so that only the first can hang.
+        """
         held = self._held.get(worker.identity)
-        return list(held.aside.values()) if held is not None else []
+        first = next(iter(held.aside.values()), None) if held is not None else None
+        if held is None or first is None:
+            return None
+        return Busy(first.batch.key, max(first.sent_s, held.aside_progress_s))
 
     def count(self, worker: Worker) -> int:
         """Batches that the worker holds."""
@@ -167,19 +181,21 @@ class RunningBatches:
         return True, self.ends_s(worker) + (2 * late_s if late_s > 0 else 0.0)
 
     def busy(self, worker: Worker) -> Busy | None:
-        """What the worker does now, by its own record if there is one; None when it holds nothing of ours."""
+        """What the worker does now, by its own record if there is one; None when it has to do nothing of ours."""
         held = self._held.get(worker.identity)
-        first = held.first() if held is not None else None
-        if held is None or first is None:
+        if held is None or not held.batches:
             return None
         doing = worker.doing()
-        if doing is None:
-            return Busy(first.batch.key, held.started_s(first))
-        if doing.batch == ELSEWHERE:
+        if doing is not None and doing.batch == ELSEWHERE:
             return Busy(None, doing.since_s)
-        running = held.batches.get(doing.batch, first)
+        running = held.batches.get(doing.batch) if doing is not None else None
+        began_s = doing.since_s if doing is not None else NEVER_S
+        if running is None:
+            running, began_s = held.first_free(), max(began_s, held.aside_progress_s)
+        if running is None:
+            return None
         # Batch and time are not written at once: the time may be of the batch before.
-        return Busy(running.batch.key, max(held.started_s(running), doing.since_s))
+        return Busy(running.batch.key, max(held.started_s(running), began_s))
 
     def __len__(self) -> int:
         return len(self._worker_of)

@@ -61,6 +61,8 @@ class Worker:
         """As it has told last."""
         self.failed: dict[int, str] = {}
         """Models that it can't load, and why."""
+        self.aside = 0
+        """Batches of ours that it runs beside the others; as they were, when it has died."""
         self.overran = False
         self.reachable = True
         """False after a batch could not be sent: most likely it is just dying."""

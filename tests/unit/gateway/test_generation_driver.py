@@ -16,6 +16,7 @@ from shared.errors import (
     Overloaded,
     ProcessLost,
 )
+from shared.messages import ModelNote
 from shared.results import FinishReason
 from tests.support.generation_parts import TextWorld
 from tests.support.generation_players import CONTEXT
@@ -453,7 +454,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_ended(monkeypatch: pytest
     monkeypatch.setattr(world.workers, "kill", killed.append)
     reading = world.begin("ab", max_tokens=4)
     await world.until("it is begun", world.router.under_way)
-    hangs, now = world.generation._hangs, now_s()
+    hangs, now = world.generation.hangs, now_s()
     hangs.kill(now + 0.9, Pauses())
     assert killed == []
     hangs.heard(worker, now + 0.9)
@@ -466,6 +467,110 @@ async def test_a_worker_that_is_silent_for_too_long_is_ended(monkeypatch: pytest
     hangs.kill(now + 2.0, Pauses())
     hangs.kill(now + 2.1, Pauses())
     assert killed == [worker]  # once
+    assert killed == [worker]  # once
     world.lose(worker)
     await reading.leave()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("shared", "doing", "spared_s", "ended_s"),
+    [
+        pytest.param(False, 7, 1e6, None, id="a batch of ours is for others to judge"),
+        pytest.param(False, ELSEWHERE, 9.9, 10.1, id="a step"),
+        pytest.param(False, IDLE, 9.9, 10.1, id="nothing, though it has a text"),
+        pytest.param(True, ELSEWHERE, 71.9, 72.1, id="a step, or the slowest batch of another gateway"),
+    ],
+)
+async def test_a_worker_with_texts_is_judged_by_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, doing: int, spared_s: float, ended_s: float | None
+) -> None:
+    world = TextWorld(hang_limit_ms=10_000)
+    world.router.steps_by_itself = False
+    worker, killed = world.greet(), []
+    worker.is_shared = shared
+    monkeypatch.setattr(world.workers, "kill", killed.append)
+    hangs, began_s = world.generation.hangs, now_s() + 100.0
+    hangs.slowest_s = lambda: 12.0
+    reading = world.begin("ab", max_tokens=4)
+    await world.until("it is begun", world.router.under_way)
+    monkeypatch.setattr(worker, "doing", lambda: Doing(doing, began_s))
+    hangs.kill(began_s + spared_s, Pauses())
+    assert killed == []
+    if ended_s is not None:
+        hangs.kill(began_s + ended_s, Pauses())
+        assert killed == [worker]
+    world.lose(worker)
+    await reading.leave()
+    world.close()
+
+
+async def test_a_hung_step_is_found_however_long_the_whole_text_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TextWorld(sequences=8, hang_limit_ms=1000)
+    world.router.steps_by_itself = False
+    worker, killed = world.greet(), []
+    monkeypatch.setattr(world.workers, "kill", killed.append)
+    world.generation.lobby.of(world.model).pace.seed(0.1, 0.02)
+    reading = world.begin("ab", max_tokens=12, beams=4)
+    await world.until("it is begun", world.router.under_way)
+    began_s = now_s() + 100.0
+    monkeypatch.setattr(worker, "doing", lambda: Doing(ELSEWHERE, began_s))
+    hangs = world.generation.hangs
+    hangs.kill(began_s + 1.2, Pauses())
+    assert killed == [], "three times a step and a portion of 16 tokens"
+    hangs.kill(began_s + 1.3, Pauses())
+    assert killed == [worker]
+    world.lose(worker)
+    await reading.leave()
+    world.close()
+
+
+async def test_texts_are_no_suspects_where_a_proof_ran_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TextWorld()
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=4)
+    for life in range(3):
+        worker = world.greet()
+        await world.until("it is begun", world.router.under_way)
+        worker.aside = 1
+        monkeypatch.setattr(worker, "doing", lambda: Doing(ELSEWHERE, 1.0))
+        assert not reading.task.done(), life
+        world.lose(worker)
+    world.router.steps_by_itself = True
+    world.greet()
+    await reading.end()
+    world.close()
+
+
+async def test_a_text_of_a_version_that_was_unloaded_does_not_wait_for_a_worker() -> None:
+    world = TextWorld(return_limit_ms=60_000)
+    world.router.steps_by_itself = False
+    worker = world.greet()
+    reading = world.begin("ab", max_tokens=4)
+    await world.until("it is begun", world.router.under_way)
+    world.model.state.phase = "unloaded"
+    world.workers.forget(world.model.number)
+    world.generation.withdraw(world.model)
+    world.lose(worker)
+    with pytest.raises(NotReady, match="unloaded"):
+        await reading.end()
+    world.close()
+
+
+async def test_a_worker_whose_memory_was_not_enough_gets_no_more_texts_than_fit() -> None:
+    world = TextWorld(sequences=4)
+    world.router.steps_by_itself = False
+    worker = world.greet()
+    world.workers.on_message(worker.identity, ModelNote(1, "fp32", 2))
+    readings = [world.begin("ab", max_tokens=4) for _ in range(3)]
+    await world.until("two are begun", lambda: len(world.generation.held) == 2)
+    await world.until("the third waits", world.in_line)
+
+    def stepped() -> bool:
+        world.router.step()
+        return all(reading.task.done() for reading in readings)
+
+    await world.until("all have ended", stepped)
+    for reading in readings:
+        assert (await reading.end()).results
     world.close()

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.batcher import Batch, QueuedItem, QueueKey
 from gateway.cost_model import CostModel
-from gateway.hangs import FOREIGN, SLOWER, Hangs
+from gateway.hangs import ASIDE, FOREIGN, SLOWER, Hangs
 from gateway.pauses import Pauses
 from gateway.running import Running, RunningBatches
 from gateway.worker_client import Worker
@@ -145,10 +145,49 @@ def test_a_batch_aside_keeps_its_worker_from_nothing_and_is_suspected_all_the_sa
     assert (running.count(shared), running.busy(shared), running.models()) == (0, None, {KEY.model})
     sent(running, shared, 2)
     assert running.count(shared) == 1
-    assert killed_at(LIMIT_S + 0.1, running, shared) == ["worker-0"], "it hangs as any other"
+    assert killed_at(LIMIT_S - 0.1, running, shared) == []
     board.write("worker-0", Doing(IDLE, 1.0))
     assert [each.aside for each in running.lost(shared)] == [True]
     assert len(running) == 0
+
+
+def test_of_proofs_aside_only_the_first_is_judged_and_not_by_how_long_it_waited() -> None:
+    running, own = RunningBatches(), Worker(b"worker-0.1", HELLO, 1)
+    sent(running, own, 1, 2, 3, 4, aside=True)
+    for number in (1, 2, 3):
+        now_s = number * (ASIDE * LIMIT_S - 0.1)
+        assert killed_at(now_s, running, own) == []
+        running.done(done(number, started_s=0.0), now_s)
+    assert killed_at(now_s + ASIDE * LIMIT_S - 0.1, running, own) == []
+    assert killed_at(now_s + ASIDE * LIMIT_S + 0.1, running, own) == ["worker-0"]
+
+
+def test_a_proof_may_wait_for_those_of_other_gateways(shared: Worker) -> None:
+    running = RunningBatches()
+    sent(running, shared, 1, aside=True)
+    assert killed_at(FOREIGN * ASIDE * LIMIT_S - 0.1, running, shared) == []
+    assert killed_at(FOREIGN * ASIDE * LIMIT_S + 0.1, running, shared) == ["worker-0"]
+
+
+def test_a_batch_whose_version_is_proven_aside_does_not_hang_meanwhile(shared: Worker, board: Board) -> None:
+    running = RunningBatches()
+    sent(running, shared, 1, aside=True)
+    sent(running, shared, 2)
+    board.write("worker-0", Doing(IDLE, 0.0))
+    assert killed_at(3 * LIMIT_S, running, shared) == []
+    running.done(done(1, started_s=0.0), 3 * LIMIT_S)
+    assert killed_at(4 * LIMIT_S - 0.1, running, shared) == []
+    assert killed_at(4 * LIMIT_S + 0.1, running, shared) == ["worker-0"], "now it could have begun"
+
+
+def test_a_batch_behind_one_that_waits_for_a_proof_hangs_as_any_other(shared: Worker, board: Board) -> None:
+    running = RunningBatches()
+    sent(running, shared, 1, aside=True)
+    sent(running, shared, 2)
+    sent(running, shared, 3, key=SLOW_KEY)
+    board.write("worker-0", Doing(3, 1.0))
+    assert killed_at(LIMIT_S + 0.9, running, shared) == []
+    assert killed_at(LIMIT_S + 1.1, running, shared) == ["worker-0"]
 
 
 def test_the_answer_to_a_batch_aside_says_nothing_of_the_row(shared: Worker) -> None:
