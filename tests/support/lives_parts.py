@@ -226,8 +226,7 @@ class World:
     def greet(self, name: str = "worker-0") -> Worker:
         """A worker comes, and takes messages."""
         greeting = self.workers.on_hello(Hello(PROTOCOL_VERSION, 1, name, "cpu"), 1)
-        if not isinstance(greeting, Welcome):
-            raise TypeError(greeting)
+        assert isinstance(greeting, Welcome), greeting
         self.workers.on_message(greeting.identity, WorkerReady())
         return next(worker for worker in self.workers.workers() if worker.name == name)
 
@@ -235,8 +234,7 @@ class World:
         """Give the loop turns until this holds."""
         until_s = now_s() + LIMIT_S
         while not condition():
-            if now_s() > until_s:
-                raise AssertionError(f"waited {LIMIT_S} s for {what}; {self.phases()}")
+            assert now_s() <= until_s, f"waited {LIMIT_S} s for {what}; {self.phases()}"
             await asyncio.sleep(0.0005)  # turns of the loop, and time for threads that read the disk
 
     async def ready(self) -> None:
