@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.generation import Detokeniser, GenerationOptions, Vocabulary
 from shared.results import FinishReason
-from workers.generation.sampler import Choice, Way, log_probabilities, penalised
+from workers.generation.sampler import Choice, Way, penalised
 
 
 class _Link(NamedTuple):
@@ -97,15 +97,27 @@ class BeamSearch:
         """The best ones, best first: so many that `beams` of them go on, if there are as many."""
         size = logits.shape[1]
         scores = torch.tensor([live.score for live in self._live], dtype=torch.double, device=logits.device)
-        totals = (penalised(logits, ways).log_softmax(-1).double() + scores[:, None]).flatten()
+        judged, logs = penalised(logits, ways), logits.log_softmax(-1)
+        ahead = logs if judged is logits else judged.log_softmax(-1)
+        totals = (ahead.double() + scores[:, None]).flatten()
         best = totals.topk(min(len(totals), self._options.beams * (1 + len(self._ends))))
         rows, tokens = best.indices // size, best.indices % size
-        told: list[tuple[float, list[tuple[int, float]]]] = [(0.0, [])] * len(rows)
-        if self._options.logprobs is not None:
-            told = log_probabilities(logits[rows], tokens, [self._options.logprobs] * len(rows))
-        found = zip(rows.tolist(), tokens.tolist(), best.values.tolist(), told, strict=True)
+        # Once per row: of a search with many end tokens there are a thousand candidates.
+        likeliest = self._likeliest(logs)
+        logprobs = logs[rows, tokens] if self._options.logprobs is not None else torch.zeros(len(rows))
+        found = zip(rows.tolist(), tokens.tolist(), best.values.tolist(), logprobs.tolist(), strict=True)
         # What the network rules out has -infinity, and is no continuation.
-        return [_Candidate(row, token, score, *logprobs) for row, token, score, logprobs in found if score > -math.inf]
+        return [_Candidate(*each, likeliest[each[0]]) for each in found if each[2] > -math.inf]
+
+    def _likeliest(self, logs: Tensor) -> list[list[tuple[int, float]]]:
+        """Of each row, as many as are asked for."""
+        if not self._options.logprobs:
+            return [[]] * len(logs)
+        best = logs.topk(min(self._options.logprobs, logs.shape[1]), dim=-1)
+        return [
+            list(zip(tokens, values, strict=True))
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
 
     def _follow(self, candidate: _Candidate, rank: int) -> _Live | None:
         """The continuation that a candidate makes; None where it ends."""
@@ -121,7 +133,8 @@ class BeamSearch:
         text = detokeniser.feed(candidate.token)
         link = _Link(before.last, choice, text, count)
         if detokeniser.stopped:
-            self._ended(candidate.score, link, FinishReason.STOP_STRING)
+            if rank < self._options.beams:
+                self._ended(candidate.score, link, FinishReason.STOP_STRING)
             return None
         if count == self._most:
             self._ended(candidate.score, link._replace(text=text + detokeniser.finish()), FinishReason.LENGTH)

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -47,17 +47,37 @@ class Isolation:
     def extend(self, first_row: int, feeds: Sequence[Feed]) -> Extended:
         """See `GenerationRunner.extend`. Raises DeviceLost."""
         cap = self._loaded.row_cap or len(feeds)
-        rows: list[Tensor | Failure] = []
+        parts: list[Tensor | Failure] = []
         for start in range(0, len(feeds), cap):
-            rows += self._attempt(first_row + start, feeds[start : start + cap])
-        good = [number for number, row in enumerate(rows) if isinstance(row, Tensor)]
-        failures = {number: row for number, row in enumerate(rows) if isinstance(row, Failure)}
-        logits = [row for row in rows if isinstance(row, Tensor)]
-        with self._runner.judged():
-            stacked = torch.stack(logits) if logits else torch.empty(0, self._runner.reader.vocabulary_size)
-        return Extended(stacked, good, failures)
+            parts += self._attempt(first_row + start, feeds[start : start + cap])
+        good: list[int] = []
+        failures: dict[int, Failure] = {}
+        row = 0
+        for part in parts:
+            if isinstance(part, Failure):
+                failures[row] = part
+                row += 1
+            else:
+                good += range(row, row + len(part))
+                row += len(part)
+        logits = self._together([part for part in parts if isinstance(part, Tensor)])
+        if logits is None:
+            failures.update(dict.fromkeys(good, Failure(Code.OVERLOADED, NO_MEMORY)))
+            good, logits = [], self._together([])
+        return Extended(cast("Tensor", logits), good, failures)
+
+    def _together(self, parts: Sequence[Tensor]) -> Tensor | None:
+        """The rows as one tensor, which they are already where nothing has failed; None: there is no memory for it."""
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            with self._runner.judged():
+                return torch.cat([*parts]) if parts else torch.empty(0, self._runner.reader.vocabulary_size)
+        except OutOfMemory:
+            return None
 
     def _attempt(self, first_row: int, feeds: Sequence[Feed]) -> list[Tensor | Failure]:
+        """Logits `[rows, vocabulary]` of one or more rows, or the failure of one, in the order of the feeds."""
         try:
             with self._runner.judged():
                 logits = self._runner.extend(first_row, feeds)
@@ -72,9 +92,11 @@ class Isolation:
         except Exception as error:  # noqa: BLE001 - networks are users' code and may raise anything, on any input
             self._log_failure(len(feeds), error)
             return self._halved(first_row, feeds, Failure(Code.INTERNAL, InternalFault.TEXT))
+        if all(finite):
+            return [logits]
         return [
-            row if fine else self._again(first_row + number, feeds, number)
-            for number, (row, fine) in enumerate(zip(logits.unbind(), finite, strict=True))
+            logits[number : number + 1] if fine else self._again(first_row + number, feeds, number)
+            for number, fine in enumerate(finite)
         ]
 
     def _again(self, row: int, feeds: Sequence[Feed], number: int) -> Tensor | Failure:

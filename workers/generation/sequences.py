@@ -150,9 +150,11 @@ class Beams(Text):
         masks = [self._seen(tokens) for tokens in self._search.tokens()]
         ways = [Way(self.job.options, 0, 0, None if mask is None else mask.mask) for mask in masks]
         self.places = [self.places[row] for row in self._search.advance(logits, ways)]
-        found = self._search.best
-        if self.places or found is None:
+        if self.places:
             return Said()
+        found = self._search.best
+        if found is None:
+            raise RuntimeError("the network leaves no token to go on with, and no continuation has ended")
         return Said(found.text, self._tokens(found.choices), self._end(found.reason, len(found.choices)))
 
 

@@ -8,10 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.clock import FOREVER_S
 from shared.generation import GenerationOptions, Vocabulary
 from shared.results import FinishReason
 from workers.generation.beams import BeamSearch, Found
 from workers.generation.sampler import Seen, Way
+from workers.generation.sequences import Beams, Reader
+from workers.jobs import Job
 
 PIECES = [b"a", b"b", b"c", b"d", b""]
 END = 4
@@ -158,6 +161,18 @@ def test_a_stop_string_ends_one_continuation_and_is_cut_off() -> None:
     assert ids(found) == [0, 1, 3]
 
 
+def test_a_stop_string_behind_the_best_is_forgotten_as_an_end_token_is() -> None:
+    vocabulary = Vocabulary(PIECES, [4])
+    options = GenerationOptions(beams=2, stop=("c",))
+    search = BeamSearch(options, vocabulary, vocabulary.end_ids, 9)
+    step = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.05, 0.05]]))
+    search.advance(step, [Way(options, 0, 0, None)])
+    assert search.best is None
+    search.advance(torch.log(torch.tensor([[0.01, 0.01, 0.9, 0.04, 0.04]] * 2)), [Way(options, 0, 0, None)] * 2)
+    assert search.best is not None
+    assert search.best.text == "a"
+
+
 def test_what_was_held_back_for_a_stop_string_is_said_in_the_end() -> None:
     after: dict[tuple[int, ...], Sequence[float]] = {(): [1.0, 0, 0, 0, 0], (0,): [0, 1.0, 0, 0, 0]}
     found = Fixed([0, 0, 0, 0, 1.0], after).search(6, beams=2, stop=("bd",))
@@ -168,6 +183,25 @@ def test_the_repetition_penalty_is_about_each_continuation_s_own_tokens() -> Non
     model = Fixed([0.4, 0.3, 0.2, 0.1, 0], {})
     found = model.search(3, beams=3, repetition_penalty=5.0)
     assert len(set(ids(found))) == 3
+
+
+def test_a_search_that_nothing_goes_on_with_and_that_has_found_nothing_says_so() -> None:
+    reader = Reader(VOCABULARY, 48, len(PIECES), torch.device("cpu"))
+    text = Beams(Job("gateway", 1, FOREVER_S, [1], GenerationOptions(beams=2)), reader)
+    with pytest.raises(RuntimeError, match="leaves no token"):
+        text.take(torch.full((1, len(PIECES)), -math.inf))
+
+
+def test_many_end_tokens_and_log_probabilities_copy_no_vocabulary_per_candidate() -> None:
+    size, ends = 20_000, frozenset(range(63))
+    options = GenerationOptions(beams=16, logprobs=20, stop_token_ids=tuple(ends))
+    search = BeamSearch(options, Vocabulary([b"a"] * size, [0]), ends, 100)
+    way = Way(options, 0, 0, None)
+    search.advance(torch.randn(1, size), [way])
+    with torch.profiler.profile(profile_memory=True) as profile:
+        search.advance(torch.randn(search.rows, size), [way] * search.rows)
+    taken = max(event.self_cpu_memory_usage for event in profile.key_averages())
+    assert taken < 16 * size * 8 * 3, "a few times the sum of each continuation, whatever the number of candidates"
 
 
 def test_log_probabilities_follow_the_text_that_is_found() -> None:

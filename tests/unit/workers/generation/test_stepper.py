@@ -13,6 +13,7 @@ from shared.results import FinishReason
 from tests.support.desk import Desk, Outcome, text_of
 from tests.support.tiny_llama import ENDS, NOT_A_NUMBER, POISON, TinyLlama, Touchy, greedy, logits_after
 from workers.backends.base import DeviceLost
+from workers.generation import isolation
 from workers.generation.capacity import Capacity
 from workers.generation.line import MAX_WAITING
 from workers.generation.network import State
@@ -379,6 +380,27 @@ def test_a_text_that_alone_is_too_much_for_the_memory_fails() -> None:
     again = desk.ask([1, 2, 3])
     desk.finish()
     assert code(again) == Code.OVERLOADED
+
+
+def test_no_memory_to_put_rows_together_ends_their_texts_and_not_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        """Torch, but for one thing."""
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+            return getattr(torch, name)
+
+        def cat(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            raise torch.OutOfMemoryError(f"no room for {len(parts)} parts")
+
+    desk = Desk(Touchy())
+    texts = [desk.ask([token, 1], max_tokens=8) for token in (5, POISON, 6)]
+    with monkeypatch.context() as patch:
+        patch.setattr(isolation, "torch", Full())
+        desk.step()
+    assert [code(text) for text in texts] == [Code.OVERLOADED, Code.INTERNAL, Code.OVERLOADED]
+    again = desk.ask([5, 1], max_tokens=8)
+    desk.finish()
+    assert again.end is not None
 
 
 def test_rows_that_can_not_be_moved_end_the_texts_and_not_the_worker() -> None:
