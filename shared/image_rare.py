@@ -40,8 +40,8 @@ is a turn of a Python loop, however small the picture.
 _ICON_PIXELS = 2_000_000
 """ICO is decoded while it is opened, in parts by Python. Icons have up to 256², a few 1024²."""
 _ICON = b"\0\0\1\0"
-_SLOW_PIXELS = 2_000_000
-"""Where Pillow decodes in Python (plain PNM, QOI, BMP's run lengths, …): one to two seconds a megapixel."""
+_SLOW_PIXELS = 1_000_000
+"""Where Pillow decodes in Python (plain PNM, QOI, BMP's run lengths, …): up to two seconds, of the five of a job."""
 _TILE = 1 << 18
 """Pixels that are converted at a time: a few MB, so that a large picture needs little more than itself."""
 

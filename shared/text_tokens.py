@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 64
 """Of a text no more characters are read than this many for each of the model's tokens: ordinary text has about four,
 and what follows after so many could only count where nearly all before it is white space."""
+_FIRST_CHARACTERS = 8
+"""So many for each token are read first, and the others only where these do not give all tokens that there may be."""
+_MARGIN = 256
+"""Characters before the end of the first part that decide on no token: what follows could change theirs."""
 _BYTES_PER_CHARACTER = 4
 """The most that UTF-8 needs."""
 
@@ -62,16 +66,19 @@ class Tokeniser:
                 f"text has over {most} characters, too many for the {self._max_tokens} tokens that the model takes "
                 "(preprocessing.max_tokens): shorten it, or set options.truncate to true"
             )
-        encoding = tokeniser.encode(text, add_special_tokens=False)
+        special = tokeniser.num_special_tokens_to_add(is_pair=False)
+        encoding, text, more = _encoded(
+            tokeniser, text, self._max_tokens * _FIRST_CHARACTERS, self._max_tokens - special
+        )
         if not encoding.ids:
             what = f"the first {most} characters of text make no token" if cut else "text is empty: it makes no token"
             raise InvalidInput(f"{what} of this model; white space alone is none")
-        special = tokeniser.num_special_tokens_to_add(is_pair=False)
         total = len(encoding.ids) + special
         if total > self._max_tokens:
             if not truncate:
+                count = f"over {total}" if more else total
                 raise InvalidInput(
-                    f"text has {total} tokens; the model takes {self._max_tokens} (preprocessing.max_tokens): "
+                    f"text has {count} tokens; the model takes {self._max_tokens} (preprocessing.max_tokens): "
                     "shorten it, or set options.truncate to true"
                 )
             encoding.truncate(self._max_tokens - special)
@@ -89,6 +96,23 @@ class Tokeniser:
                 )
             self._opened = tokeniser
         return self._opened
+
+
+def _encoded(tokeniser: "Tokenizer", text: str, first: int, room: int) -> tuple["Encoding", str, bool]:
+    """The tokens, no special ones among them; what was read for them; and whether there is more.
+
+    Of a long text `first` characters are enough where they make more than `room` tokens, and the last of those that fit
+    is of a word that is over well before the end: nothing that follows could change it.
+    """
+    begin = text[: first + _MARGIN]
+    if len(begin) < len(text):
+        encoding = tokeniser.encode(begin, add_special_tokens=False)
+        if len(encoding.ids) > room:
+            words = encoding.word_ids
+            over = words[room - 1] is not None and words[room - 1] != words[-1]
+            if over and encoding.offsets[room - 1][1] <= first:
+                return encoding, begin, True
+    return tokeniser.encode(text, add_special_tokens=False), text, False
 
 
 def opened(path: Path) -> "Tokenizer":

@@ -114,9 +114,34 @@ def test_ten_megabytes_are_bounded_work(path: Path, text: str) -> None:
     tokens = tokeniser.encode(data, truncate=True)
     assert time.process_time() - started_s < 1.0  # whole, it takes many seconds
     assert tokens.truncated
-    assert len(tokens.text) == 256 * CHARACTERS_PER_TOKEN
+    assert len(tokens.text) <= 256 * CHARACTERS_PER_TOKEN
     with pytest.raises(InvalidInput, match="over 16384 characters"):
         tokeniser.encode(data, truncate=False)
+
+
+WORDS = st.sampled_from(
+    ["the ", "river ", "turns", "\n", "東", "🙂", "x" * 90, " " * 40, "new york. ", "x" * 400, "e\u0301"]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=300), st.integers(3, 40))
+def test_reading_a_first_part_gives_the_tokens_of_the_whole(path: Path, words: list[str], most: int) -> None:
+    text = "".join(words)[: most * CHARACTERS_PER_TOKEN]
+    plain = Tokenizer.from_file(str(path))
+    plain.no_padding()
+    plain.enable_truncation(most)
+    want = plain.encode(text).ids
+    if len(want) > 2:
+        assert Tokeniser(path, most).encode(text.encode(), truncate=True).ids.tolist() == want
+
+
+def test_of_a_long_text_no_more_is_made_into_tokens_than_is_needed(path: Path) -> None:
+    tokens = Tokeniser(path, 8192).encode(b"the river turns. " * 100_000, truncate=True)
+    assert (len(tokens.ids), tokens.truncated) == (8192, True)
+    assert len(tokens.text) < 8192 * 10
+    with pytest.raises(InvalidInput, match=r"text has over 1[0-9]{4} tokens; the model takes 8192"):
+        Tokeniser(path, 8192).encode(b"the river turns. " * 10_000, truncate=False)
 
 
 def test_a_text_that_begins_with_megabytes_of_nothing_is_refused_by_what_was_read(path: Path) -> None:
