@@ -245,7 +245,9 @@ class Options(_message.Message):
     beams: _builtins.int
     """Generation: how many continuations beam search keeps, 1..16; 1 is none. Not together with a temperature."""
     logprobs: _builtins.int
-    """Generation: with each token its log probability and those of so many of the likeliest others, 0..20. Unset: none."""
+    """Generation: with each token its log probability, and those of so many of the likeliest, which may include it, 0..20.
+    Unset: none.
+    """
     length_penalty: _builtins.float
     """Beam search: above 0 favours longer texts, -10..10."""
     @_builtins.property
