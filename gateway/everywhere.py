@@ -139,7 +139,10 @@ class Everywhere(Together):
 
     async def prepare(self, name: str, traffic: Traffic, *, at_once: bool) -> None:
         """Called by our own control before it writes traffic.json: the others load what that needs, too."""
-        await self._tell_others(Prepare(name, traffic), FOLLOW_LIMIT_S if at_once else CONTROL_LIMIT_S)
+        if at_once:
+            await self._tell_others(Prepare(name, traffic), FOLLOW_LIMIT_S)
+        else:  # one that hangs must not have the load that the others wait for take for ever
+            await self._tell(await self._alive(self._others(), SHOW_LIMIT_S), Prepare(name, traffic), CONTROL_LIMIT_S)
 
     async def abandon(self, name: str, traffic: Traffic) -> None:
         """Called by our own control when it is not written after all."""
@@ -201,8 +204,11 @@ class Everywhere(Together):
         return [index for index, answer in zip(indexes, answers, strict=True) if isinstance(answer, bytes)]
 
     async def _tell_others(self, question: Ask, limit_s: float) -> None:
+        await self._tell(self._others(), question, limit_s)
+
+    async def _tell(self, indexes: Sequence[int], question: Ask, limit_s: float) -> None:
         """Raises what the first one to refuse says; who is gone, or slow, will read the files by itself."""
-        told = [ask(self._sockets[index], question, limit_s) for index in self._others()]
+        told = [ask(self._sockets[index], question, limit_s) for index in indexes]
         for outcome in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, PeerGone):
                 raise outcome

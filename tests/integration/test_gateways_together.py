@@ -309,7 +309,7 @@ class Traffics(Control):
         self.dies = dies
         self.die: Callable[[], None] = lambda: None
 
-    async def history(self, _name: str) -> list[dict[str, Any]]:
+    async def history(self, _name: str, _limit_s: float | None = None) -> list[dict[str, Any]]:
         return self.disk.traffic.history
 
     async def order(self, _name: str, order: Order, by: str, _others: object) -> Traffic:

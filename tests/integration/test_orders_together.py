@@ -152,6 +152,38 @@ async def test_a_rollback_that_the_disk_refuses_is_in_force_at_all_and_outlives_
         assert [change["action"] for change in last.on_disk().history[-2:]] == ["canary", "rollback"], "once"
 
 
+def hang(some: list[Gateway], monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """They answer nobody until this is set."""
+    goes_on = asyncio.Event()
+    for each in some:
+
+        async def hangs(
+            asked: Ask, really: Callable[[Ask], Awaitable[bytes]] = each.everywhere._server._answer
+        ) -> bytes:
+            await goes_on.wait()
+            return await really(asked)
+
+        monkeypatch.setattr(each.everywhere._server, "_answer", hangs)
+    return goes_on
+
+
+async def test_one_that_hangs_is_not_waited_for_as_long_as_a_load_may_take(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = add(root, b"old"), add(root, b"new")
+    async with gateways(root) as all_:
+        monkeypatch.setattr(everywhere, "CONTROL_LIMIT_S", 10 * LIMIT_S)
+        for limit in ("FOLLOW_LIMIT_S", "SHOW_LIMIT_S"):
+            monkeypatch.setattr(everywhere, limit, 0.2)
+        goes_on = hang(all_[2:], monkeypatch)
+        await all_[0].everywhere.order(NAME, Switch(new), "admin")
+        await all_[1].world.until("the one that lives", lambda: all_[1].world.current().version == new)
+        assert [each.world.current().version for each in all_] == [new, new, old]
+        goes_on.set()
+        await all_[2].world.lives.watch.look()  # as about once a second
+        await all_[2].world.until("it to follow", lambda: seen(all_[2]) == seen(all_[0]))
+
+
 @pytest.mark.parametrize(("asked", "hung"), [(0, [2]), (0, [1, 2]), (1, [0]), (2, [0]), (2, [0, 1])])
 async def test_one_that_hangs_does_not_delay_a_rollback(
     root: Path, asked: int, hung: list[int], monkeypatch: pytest.MonkeyPatch
@@ -161,15 +193,7 @@ async def test_one_that_hangs_does_not_delay_a_rollback(
         await all_[0].everywhere.order(NAME, StartCanary(Canary(version=new, percent=50.0)), "admin")
         for limit in ("FOLLOW_LIMIT_S", "SHOW_LIMIT_S"):  # what is waited for so long is not waited for before
             monkeypatch.setattr(everywhere, limit, 10 * LIMIT_S)
-        goes_on = asyncio.Event()
-        for index in hung:
-            server = all_[index].everywhere._server
-
-            async def hangs(asked: Ask, really: Callable[[Ask], Awaitable[bytes]] = server._answer) -> bytes:
-                await goes_on.wait()
-                return await really(asked)
-
-            monkeypatch.setattr(server, "_answer", hangs)
+        goes_on = hang([all_[index] for index in hung], monkeypatch)
         order = asyncio.create_task(all_[asked].everywhere.order(NAME, RollBack("bad", ends=new), "admin"))
         for index in sorted({*range(COUNT)} - {*hung}):
             world = all_[index].world
