@@ -200,6 +200,30 @@ def test_ready_comes_first_then_the_model_then_the_batch(arena: TwoSidedArena) -
     assert (done.batch, codes(done)) == (9, {5: None})
 
 
+def test_a_batch_is_overtaken_where_its_version_is_apart_and_one_without_a_version_is_answered(
+    arena: TwoSidedArena,
+) -> None:
+    bench, other = Bench(arena), Key("other", VERSION, KEY.revision)
+    bench.pool.ready = {key: loaded(FakeRunner(), key=key) for key in (KEY, other)}
+    loads = [LOAD, LoadModel(2, "other", VERSION)]
+    dealer = Dealer(
+        loads, [batch(item(n, 1), number=n, model=model) for n, model in ((1, 1), (2, 3), (3, 1), (4, 2))], []
+    )
+    session = bench.join(dealer)
+    for _ in range(2):
+        session.drain()
+    found = session.next([bench.pool.ready[KEY]])
+    assert found is not None
+    assert (found[0].key, found[1].batch) == (other, 4)
+    assert [codes(message) for message in dealer.sent if isinstance(message, BatchDone)] == [{2: Code.NOT_READY}]
+    session.begin(found[1])
+    assert session.queued() == {KEY}
+    assert session.next([bench.pool.ready[KEY]]) is None
+    first = session.next()
+    assert first is not None
+    assert first[1].batch == 1
+
+
 def test_a_loaded_version_is_confirmed_at_once(arena: TwoSidedArena) -> None:
     pool = Pool()
     pool.ready[KEY] = loaded(FakeRunner())
