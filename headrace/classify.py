@@ -12,7 +12,7 @@ from rich.table import Table
 
 from headrace import many_inputs
 from headrace.client import Client
-from headrace.client_results import Classified, Outcome, Text
+from headrace.client_results import Classified, File, Outcome, Text
 from headrace.many_inputs import Server, Task, percent
 from headrace.output import literal
 from shared.errors import ExitCode, StartupError
@@ -39,18 +39,35 @@ class Words:
         return self.text
 
 
-Given: TypeAlias = Path | Words
+@dataclass(frozen=True)
+class Plain:
+    """A file that is sent as it is, not as an image."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Given: TypeAlias = Path | Plain | Words
 _UNDECODED = re.compile("[\ud800-\udfff]")
 """How Python keeps the bytes of an argument that are no UTF-8."""
 
 
-def inputs_of(files: Sequence[Path] | None, texts: Sequence[str] | None) -> list[Given]:
-    """The files, then the texts. Raises StartupError when there is nothing to classify, or a text is no UTF-8."""
-    found: list[Given] = [*(files or ()), *map(Words, texts or ())]
+def inputs_of(files: Sequence[Path] | None, texts: Sequence[str] | None, *, as_file: bool = False) -> list[Given]:
+    """The files, as images or with `as_file` as they are, then the texts.
+
+    Raises StartupError when there is nothing to classify, or a text is no UTF-8.
+    """
+    named: list[Given] = [Plain(file) if as_file else file for file in files or ()]
+    found = [*named, *map(Words, texts or ())]
     if any(_UNDECODED.search(text) for text in texts or ()):
         raise StartupError(ExitCode.BAD_SETTINGS, "--text is not UTF-8")
     if not found:
-        raise StartupError(ExitCode.BAD_SETTINGS, "nothing to classify is given: name image files, or use --text")
+        raise StartupError(
+            ExitCode.BAD_SETTINGS,
+            "nothing to classify is given: name image files, or others with --as-file, or use --text",
+        )
     return found
 
 
@@ -61,7 +78,7 @@ def run(given: Sequence[Given], wanted: Wanted, *, as_json: bool) -> int:
 
 
 class Classify(Task[Given, Classified]):
-    """Classes of images and texts."""
+    """Classes of images, files and texts."""
 
     doing = "classifying"
     failed = "inputs could not be classified"
@@ -115,5 +132,7 @@ class Classify(Task[Given, Classified]):
         console.print(table)
 
 
-def _as_input(given: Given) -> Path | Text:
+def _as_input(given: Given) -> Path | File | Text:
+    if isinstance(given, Plain):
+        return File(given.path)
     return Text(given.text) if isinstance(given, Words) else given

@@ -54,7 +54,7 @@ def serve(config: ConfigOption = None) -> None:
 @app.command()
 def classify(  # noqa: PLR0913 - one parameter per option
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Image files.", metavar="FILE...", show_default=False)
+        list[Path] | None, typer.Argument(help="Image files, or others.", metavar="FILE...", show_default=False)
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -71,9 +71,10 @@ def classify(  # noqa: PLR0913 - one parameter per option
     address: AddressOption = "",
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per input.")] = 10.0,
     *,
+    as_file: Annotated[bool, typer.Option("--as-file", help="The files are no images: for a model of files.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify image files or texts with a running server. Exit code 1 when any of them failed.
+    """Classify image files, other files or texts with a running server. Exit code 1 when any of them failed.
 
     Examples:
         headrace classify photo.jpg
@@ -83,13 +84,15 @@ def classify(  # noqa: PLR0913 - one parameter per option
         headrace classify photos/*.jpg --json | jq -r '.labels[0].name'
 
         headrace classify --text "You are kind." --model toxic-comment
+
+        headrace classify --as-file downloads/* --model magika
     """
     from headrace.classify import Wanted, inputs_of, run  # noqa: PLC0415 - imports gRPC
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
     address = address or load(None).settings.gateway.grpc_address
     wanted = Wanted(address=address, model=model, top_k=top_k, timeout_s=timeout)
-    raise typer.Exit(run(inputs_of(files, text), wanted, as_json=as_json))
+    raise typer.Exit(run(inputs_of(files, text, as_file=as_file), wanted, as_json=as_json))
 
 
 @app.command()

@@ -22,7 +22,7 @@ from headrace.client_aio import AsyncClient
 from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes
-from headrace.client_results import Classified, Detected, Embedded, Outcome, Prediction, Recognised, Text
+from headrace.client_results import Classified, Detected, Embedded, File, Outcome, Prediction, Recognised, Text
 from headrace.client_text import GenerateOptions, GrowingText, Prompt, wire_generate
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
@@ -62,7 +62,7 @@ class Client:
 
     def classify(
         self,
-        given: Image | Text,
+        given: Image | Text | File,
         *,
         top_k: int | None = None,
         model: str = "",
@@ -70,7 +70,7 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> Classified:
-        """Classes of one image, or of one `Text`, which alone takes `options`. Raises InferenceError, OSError.
+        """Classes of one image, one `File`, or one `Text`, which alone takes `options`. Raises InferenceError, OSError.
 
         `model` may be empty when the server has only one that takes this kind of input.
         """
@@ -140,7 +140,7 @@ class Client:
 
     def classify_many(
         self,
-        given: Iterable[Image | Text],
+        given: Iterable[Image | Text | File],
         *,
         top_k: int | None = None,
         model: str = "",
@@ -148,7 +148,7 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> Iterator[Outcome[Classified]]:
-        """Every image's or text's outcome, in the order in which they finish, over one stream.
+        """Every image's, file's or text's outcome, in the order in which they finish, over one stream.
 
         At most `in_flight` of them are read and on their way at a time. One's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.

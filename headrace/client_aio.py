@@ -18,7 +18,7 @@ from headrace import client_read as read
 from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes_async
-from headrace.client_results import Classified, Detected, Embedded, Outcome, Prediction, Recognised, Text
+from headrace.client_results import Classified, Detected, Embedded, File, Outcome, Prediction, Recognised, Text
 from headrace.client_text import AsyncGrowingText, GenerateOptions, Prompt, wire_generate
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
@@ -56,7 +56,7 @@ class AsyncClient:
 
     async def classify(
         self,
-        given: Image | Text,
+        given: Image | Text | File,
         *,
         top_k: int | None = None,
         model: str = "",
@@ -64,7 +64,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> Classified:
-        """Classes of one image, or of one `Text`, which alone takes `options`. Raises InferenceError, OSError.
+        """Classes of one image, one `File`, or one `Text`, which alone takes `options`. Raises InferenceError, OSError.
 
         `model` may be empty when the server has only one that takes this kind of input.
         """
@@ -134,7 +134,7 @@ class AsyncClient:
 
     def classify_many(
         self,
-        given: Iterable[Image | Text],
+        given: Iterable[Image | Text | File],
         *,
         top_k: int | None = None,
         model: str = "",
@@ -142,7 +142,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> AsyncIterator[Outcome[Classified]]:
-        """Every image's or text's outcome, in the order in which they finish, over one stream.
+        """Every image's, file's or text's outcome, in the order in which they finish, over one stream.
 
         At most `in_flight` of them are read and on their way at a time. One's failure is its outcome's `error`;
         InferenceError is raised when the stream itself breaks. Leaving the loop early drops the rest.

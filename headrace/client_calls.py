@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypedDict
 import grpc
 
 from headrace.client_errors import InferenceError
-from headrace.client_results import Tensors, Text
+from headrace.client_results import File, Tensors, Text
 from protos.headrace.v1 import inference_pb2 as pb
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
@@ -26,7 +26,7 @@ MAX_IMAGE_BYTES = 256 * 1024 * 1024
 
 Image: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A file's path, or the encoded image itself."""
-Input: TypeAlias = Image | Text | Tensors
+Input: TypeAlias = Image | Text | File | Tensors
 
 
 class DetectOptions(TypedDict, total=False):
@@ -71,7 +71,7 @@ def read_image(image: Image) -> bytes:
         size = os.fstat(file.fileno()).st_size  # 0 for a pipe
         data = b"" if size > MAX_IMAGE_BYTES else file.read(size or MAX_IMAGE_BYTES + 1)
     if max(size, len(data)) > MAX_IMAGE_BYTES:
-        raise OSError(errno.EFBIG, f"it has over {MAX_IMAGE_BYTES >> 20} MiB, too much for an image", os.fspath(image))
+        raise OSError(errno.EFBIG, f"it has over {MAX_IMAGE_BYTES >> 20} MiB, too much for one input", os.fspath(image))
     return data
 
 
@@ -79,6 +79,8 @@ def wire_input(given: Input) -> pb.Input:
     """One input as a message. Raises OSError for a file that can't be read."""
     if isinstance(given, Text):
         return pb.Input(text=given.text)
+    if isinstance(given, File):
+        return pb.Input(file=read_image(given.data))
     if isinstance(given, Tensors):
         tensors = (
             pb.Tensor(name=one.name, datatype=one.datatype, shape=one.shape, data=one.data) for one in given.tensors

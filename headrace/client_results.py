@@ -1,5 +1,6 @@
 """What the client returns: frozen, typed by task, free of protobuf."""
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
@@ -104,6 +105,14 @@ class Tensors:
     """Named tensors, as input or as result."""
 
     tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it is, for a model of files; as input alone. A path by itself is sent as an image."""
+
+    data: str | os.PathLike[str] | bytes | bytearray | memoryview
+    """Its path, or its content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,13 +50,14 @@ def run(address: str | None, config: Path | None, tasks: Sequence[str] = ()) -> 
     models = [task.model for task in wanted.values()]
     with contextlib.ExitStack() as stack:
         if address is None:
-            _fetch(console, models, repository, samples)
+            _fetch(console, wanted, models, repository, samples)
             started_s = time.monotonic()
             with console.status(f"starting a server with {len(models)} model(s)"):
                 address = stack.enter_context(running(models, repository, config))
             console.print(f"server ready after {time.monotonic() - started_s:.1f} s on {address}", highlight=False)
         else:
-            _fetch(console, models[:1], repository, samples)  # for the names of the true classes
+            # For the names of the true classes; nothing else of the models there is needed here.
+            _fetch(console, wanted, [zoo.DEFAULT_MODEL] if "classify" in wanted else [], repository, samples)
         client = stack.enter_context(Client(address))
         demo = Demo(console, client, repository, samples)
         right = [_shown(demo, task) for task in wanted.values()]
@@ -70,8 +71,8 @@ def _wanted(tasks: Sequence[str]) -> dict[str, _Task]:
     return {name: task for name, task in TASKS.items() if not tasks or name in tasks}
 
 
-def _fetch(console: Console, models: Sequence[str], repository: Path, samples: Path) -> None:
-    """Downloads stay in the cache of the samples. Raises StartupError."""
+def _fetch(console: Console, tasks: Collection[str], models: Sequence[str], repository: Path, samples: Path) -> None:
+    """The models, and the samples of the tasks. Downloads stay in the cache of the samples. Raises StartupError."""
     with console.status("fetching models and samples") as status:
 
         def show(text: str) -> None:
@@ -79,8 +80,10 @@ def _fetch(console: Console, models: Sequence[str], repository: Path, samples: P
 
         for model in models:
             zoo.fetch(model, repository, show, cache_of(samples))
-        fetch_photos(samples, show)
-        fetch_pictures(samples, show)
+        if "classify" in tasks:
+            fetch_photos(samples, show)
+        if "detect" in tasks:
+            fetch_pictures(samples, show)
 
 
 def _shown(demo: Demo, task: _Task) -> bool:

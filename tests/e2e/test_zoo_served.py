@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
+from headrace.client import Client
+from headrace.client_results import File
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
 from tests.support.stack import ROOT, Site, serving
@@ -62,6 +64,19 @@ def test_files_over_the_wire(stub: "pb_grpc.InferenceStub") -> None:
     answer = stub.Predict(request, timeout=LIMIT_S)
     told = [result.classification.labels[0].name for result in answer.results]
     assert told == [each["answer"] for each in files]
+
+
+def test_files_by_the_command_line_and_the_client(site: Site, tmp_path: Path) -> None:
+    script, page = tmp_path / "a", tmp_path / "b"
+    script.write_text("#!/usr/bin/env python3\nimport sys\n\n\ndef main() -> int:\n    return len(sys.argv)\n")
+    page.write_text("<!DOCTYPE html><html><head><title>A river</title></head><body><p>Water.</p></body></html>")
+    command = [sys.executable, "-m", "headrace", "classify", "--as-file", str(script), str(page), "-m", "magika"]
+    command += ["-a", site.grpc, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["labels"][0]["name"] for line in done.stdout.splitlines()] == ["python", "html"]
+    with Client(site.grpc, timeout_s=LIMIT_S) as client:
+        assert client.classify(File(script.read_bytes()), model="magika").top.name == "python"
 
 
 def test_a_file_without_bytes_is_refused_by_name(stub: "pb_grpc.InferenceStub") -> None:

@@ -11,7 +11,7 @@ import pytest
 from headrace import many_inputs
 from headrace.classify import Wanted, inputs_of, run
 from headrace.client_errors import InferenceError, InvalidRequest, Unavailable
-from headrace.client_results import Classified, Label, Outcome, ServerTiming, Text
+from headrace.client_results import Classified, File, Label, Outcome, ServerTiming, Text
 from headrace.many_inputs import timing_line
 from shared.errors import StartupError
 
@@ -139,6 +139,20 @@ def test_a_timing_without_any_stage() -> None:
     assert timing_line(ServerTiming()) == "no stage times"
 
 
+def test_files_are_classified_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    def classify(_self: FakeClient, given: object, *, top_k: int, model: str) -> Classified:
+        asked.append(given)
+        return _answer(f"{model}{top_k}")
+
+    monkeypatch.setattr(FakeClient, "classify", classify)
+    assert run(inputs_of([Path("a.sh")], None, as_file=True), WANTED, as_json=True) == 0
+    assert run(inputs_of([Path("a.sh"), Path("b")], ["c"], as_file=True), WANTED, as_json=False) == 0
+    assert asked == [File(Path("a.sh")), File(Path("a.sh")), File(Path("b")), Text("c")]
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["file"] == "a.sh"
+
+
 def test_texts_are_classified_beside_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[object] = []
 
@@ -169,7 +183,7 @@ def test_no_class_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_what_can_not_be_classified_is_told_before_a_call() -> None:
-    with pytest.raises(StartupError, match="name image files, or use --text"):
+    with pytest.raises(StartupError, match="name image files, or others with --as-file, or use --text"):
         inputs_of([], None)
     with pytest.raises(StartupError, match="--text is not UTF-8"):
         inputs_of(None, ["a\udcffb"])

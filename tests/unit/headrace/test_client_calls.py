@@ -8,7 +8,7 @@ import pytest
 
 from headrace import client_calls as calls
 from headrace.client_errors import InferenceError, Unavailable
-from headrace.client_results import Tensor, Tensors, Text
+from headrace.client_results import File, Tensor, Tensors, Text
 
 
 def failure(code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, retry_after_ms: int | None = 100) -> InferenceError:
@@ -28,6 +28,16 @@ def test_text_and_tensors_are_inputs_too() -> None:
 
     assert calls.wire_input(Text("hello")).text == "hello"
     assert calls.wire_input(Tensors((tensor,))).tensors.tensors[0].shape == [1, 2]
+
+
+def test_a_file_goes_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "script"
+    path.write_bytes(b"#!/bin/sh")
+    for given in (path, str(path), b"#!/bin/sh"):
+        message = calls.wire_input(File(given))
+        assert (message.file, message.image) == (b"#!/bin/sh", b"")
+    with pytest.raises(FileNotFoundError):
+        calls.wire_input(File(tmp_path / "none"))
 
 
 def test_a_missing_file_is_an_oserror() -> None:
@@ -61,7 +71,7 @@ def test_what_never_ends_is_given_up_at_a_bound(tmp_path: Path, monkeypatch: pyt
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    with pytest.raises(OSError, match="it has over 1 MiB, too much for an image"):
+    with pytest.raises(OSError, match="it has over 1 MiB, too much for one input"):
         calls.read_image(endless)
     writer.join(5)
     assert not writer.is_alive(), "the pipe was not closed"

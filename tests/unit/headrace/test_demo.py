@@ -65,6 +65,23 @@ def test_without_a_server_at_the_address_the_demo_says_so() -> None:
     assert caught.value.exit_code == ExitCode.PEER_LOST
 
 
+@pytest.mark.parametrize(
+    ("task", "needs"),
+    [("detect", ["pictures"]), ("embed", []), ("classify", ["efficientnet-lite0", "photos"])],
+)
+def test_at_an_address_no_model_is_fetched_but_for_the_names_of_classes(
+    task: str, needs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(demo.zoo, "fetch", lambda name, *_: fetched.append(name))
+    monkeypatch.setattr(demo, "fetch_photos", lambda *_: fetched.append("photos"))
+    monkeypatch.setattr(demo, "fetch_pictures", lambda *_: fetched.append("pictures"))
+    shown = demo._Task("model", lambda _demo: bool(fetched.append("shown")) or True)
+    monkeypatch.setitem(demo.TASKS, task, shown)
+    assert demo.run("127.0.0.1:1", None, [task]) == 0
+    assert fetched == [*needs, "shown"]
+
+
 def test_a_task_that_there_is_not_is_refused_with_those_there_are() -> None:
     with pytest.raises(StartupError, match="--task is 'dance'; known: classify, detect, embed, texts, generate"):
         demo.run(None, None, ["dance"])
