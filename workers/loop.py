@@ -82,6 +82,7 @@ class Worker:
                 self._look()
                 if not self._work.step():
                     self._wait()
+            self._drain()  # a text that has come meanwhile gets its last piece, too
             self._work.finish_all()
         except DeviceLost:
             self._give_up()
@@ -91,8 +92,7 @@ class Worker:
     def _look(self) -> None:
         """What has happened since the last look."""
         self._links.find()
-        for session in self._links.sessions():
-            session.drain()
+        self._drain()
         self._texts.collect()
         news = self._pool.turn()
         if news:
@@ -101,6 +101,10 @@ class Worker:
         for session in self._links.gone():  # last: what has just been read may be its last words
             if self._work.forget(session):  # else at a later look, when its batch aside is out
                 self._links.leave(session)
+
+    def _drain(self) -> None:
+        for session in self._links.sessions():
+            session.drain()
 
     def _wait(self) -> None:
         watch = [*self._links.watched(), *self._runs.watch(), self._stop.fileno(), self._pool.fileno()]

@@ -1,10 +1,12 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workers.backends.base import DeviceLost, NoDevice
+from workers.jobs import Inbox
 from workers.loop import Worker
 from workers.model_pool import News
 
@@ -59,6 +61,17 @@ def test_a_device_that_is_lost_in_the_end_is_lost(worker: Worker, monkeypatch: p
     monkeypatch.setattr(worker._links, "close", raises(DeviceLost("in the end")))
     with pytest.raises(DeviceLost, match="in the end"):
         worker.run()
+
+
+def test_what_has_come_before_a_stop_is_taken_in(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    session = SimpleNamespace(drain=lambda: done.append("drain"), inbox=Inbox())
+    monkeypatch.setattr(worker._links, "sessions", lambda: [session])
+    monkeypatch.setattr(worker._links, "close", lambda: None)
+    monkeypatch.setattr(worker._work, "finish_all", lambda: done.append("finish"))
+    worker._stop.requested = True  # type: ignore[misc]  # a fake
+    worker.run()
+    assert done == ["drain", "finish"]
 
 
 def test_a_stop_answers_what_is_under_way_and_leaves(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
