@@ -145,7 +145,7 @@ batching:
         extra=(_MINILM,),
         convert=_minilm_int8,
         licence="Apache-2.0",
-        metrics={"cosine_to_float32": 0.9994},
+        metrics={"cosine_to_float32_at_least": 0.999},
         data_version="over a billion pairs of sentences (model card)",
         config="""\
 # all-MiniLM-L6-v2, weights in 8 bits: `headrace models add zoo:all-minilm-l6-v2-int8` (21 and 84 MB, Apache-2.0).
@@ -172,7 +172,7 @@ batching:
         ),
         convert=_toxic,
         licence="MIT",
-        metrics={"largest_difference_to_keras": 1e-6},
+        metrics={"largest_difference_to_keras": 5e-6},
         data_version="not stated; 159,571 comments",
         config="""\
 # Ratings of comments: `headrace models add zoo:toxic-comment` (8 MB, MIT; needs `pip install 'headrace[zoo]'`).

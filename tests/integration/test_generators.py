@@ -1,5 +1,6 @@
 """The zoo's generating models: what they are known to say, alone and in changing company."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from headrace import zoo
 from shared.pipeline import RawInput
 from shared.pipelines.text_generation import TextGeneration
 from shared.results import FinishReason
@@ -90,7 +92,26 @@ def test_smollm2_expects_prose_and_not_its_words_in_disorder() -> None:
         with torch.inference_mode():
             expected = network(tokens)[0, :-1].log_softmax(-1)
         losses.append(-expected.gather(1, tokens[0, 1:, None]).mean().item())
-    assert losses == pytest.approx([3.44, 7.06], abs=0.02)
+    assert losses == pytest.approx(list(zoo.MODELS[SMOL].metrics.values()), abs=0.02)
+
+
+def test_textgenrnn_expects_prose_and_not_its_words_in_disorder() -> None:
+    pipeline, network = pipeline_of(TITLES), network_of(TITLES)
+    words = PROSE.split()
+    random.Random(1).shuffle(words)  # noqa: S311 - no secret
+    losses = []
+    for text in (PROSE, " ".join(words)):
+        tokens, loss = _text(pipeline, text), 0.0
+        with torch.inference_mode():
+            state = network.new_state(1, 1024)
+            for place, (token, following) in enumerate(itertools.pairwise(tokens)):
+                counts, lengths = torch.tensor([1]), torch.tensor([place])
+                logits = network.extend(torch.tensor([[token]]), counts, lengths, state, 0)
+                loss -= logits[0].log_softmax(-1)[following].item()
+        losses.append(loss / (len(tokens) - 1))
+    metrics = zoo.MODELS[TITLES].metrics
+    told = [metrics["nll_per_character_prose"], metrics["nll_per_character_shuffled_words"]]
+    assert losses == pytest.approx(told, abs=0.01)
 
 
 @pytest.mark.parametrize(

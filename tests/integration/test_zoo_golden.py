@@ -108,6 +108,8 @@ def test_yolov3_tiny_finds_four_persons_and_one_bus(load: Load) -> None:
             assert match.label.score == pytest.approx(box["score"], abs=0.1)
         if path.name == "bus.jpg":
             assert sorted(box.label.name for box in found.boxes) == ["bus", *["person"] * 4]
+            (bus,) = (box for box in found.boxes if box.label.name == "bus")
+            assert bus.label.score == pytest.approx(0.62, abs=0.01)
 
 
 PAIRS = [
@@ -132,7 +134,7 @@ def test_like_sentences_have_like_vectors(load: Load, name: str) -> None:
         first, second = vectors(served, [one, other])
         assert first.shape == (384,)
         assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
-        assert float(first @ second) == pytest.approx(cosine, abs=0.1 if cosine == 0 else 0.01)
+        assert float(first @ second) == pytest.approx(cosine, abs=0.01)
 
 
 SENTENCES = [
@@ -154,7 +156,7 @@ def test_long_and_short_sentences_together_give_what_they_give_alone(load: Load)
 def test_eight_bits_mean_the_same_as_thirty_two(load: Load) -> None:
     whole, eight = (vectors(load(f"all-minilm-l6-v2{kind}"), SENTENCES) for kind in ("", "-int8"))
     cosines = (whole * eight).sum(1)
-    assert cosines.min() > 0.999, cosines
+    assert cosines.min() > zoo.MODELS["all-minilm-l6-v2-int8"].metrics["cosine_to_float32_at_least"], cosines
 
 
 def test_what_is_longer_than_the_model_reads_is_told(load: Load) -> None:
@@ -166,13 +168,14 @@ def test_what_is_longer_than_the_model_reads_is_told(load: Load) -> None:
 def test_comments_are_rated_as_by_keras(load: Load) -> None:
     served = load("toxic-comment")
     rows = golden("toxic_comment.json")["texts"]
+    near = zoo.MODELS["toxic-comment"].metrics["largest_difference_to_keras"]
     for start in range(0, len(rows), 4):
         batch = rows[start : start + 4]
         found = served.together([text(row["text"]) for row in batch], top_k=6)
         for row, answer in zip(batch, found, strict=True):
             assert isinstance(answer, Classification)
             scores = [score for _, score in sorted((label.index, label.score) for label in answer.labels)]
-            np.testing.assert_allclose(scores, row["ratings"], atol=1e-4, err_msg=row["text"][:60])
+            np.testing.assert_allclose(scores, row["ratings"], rtol=0, atol=near, err_msg=row["text"][:60])
 
 
 def test_labels_of_comments_in_order(load: Load) -> None:
