@@ -4,7 +4,7 @@ Each is charged for the seconds that its batches or steps took; the one with the
 to run for a while is charged as if it had kept up, so that it can't save up time and then hold the device for long.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, TypeVar
 
 Who = TypeVar("Who", bound=Hashable)
@@ -39,9 +39,13 @@ class Turns(Generic[Who]):
         """It has left."""
         self._used_s.pop(who, None)
 
-    def tidy(self) -> None:
-        """Forget those who would begin anew as what they are: only who has had more than others must be remembered."""
-        for who in [who for who, used_s in self._used_s.items() if used_s <= self._now_s]:
+    def passed(self, seconds: float) -> None:
+        """So long the device was used without any turns: who had had more before has made up for as much of it."""
+        self._now_s += seconds
+
+    def tidy(self, waiting: Collection[Who]) -> None:
+        """Forget who neither waits nor has had more than the others: he would begin anew as what he is."""
+        for who in [who for who, used_s in self._used_s.items() if used_s <= self._now_s and who not in waiting]:
             del self._used_s[who]
 
     def __repr__(self) -> str:

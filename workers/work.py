@@ -22,7 +22,7 @@ class Work:
         self._clock = clock
         self._turns: Turns[Key] = Turns()
         """By key: a version must be held by nobody but the pool once it has nothing to do."""
-        runs.took = self._charge
+        runs.took = self._batch_took
 
     def step(self) -> bool:
         """Do one thing, if there is one. False: nothing to do for now. Raises DeviceLost."""
@@ -31,9 +31,9 @@ class Work:
             return self._runs.step()
         if self._runs.settle():
             return True
-        waiting = self._runs.waiting()
-        self._turns.tidy()
-        turn = self._turns.next([*waiting, *texts])
+        parties = [*self._runs.waiting(), *texts]
+        self._turns.tidy(parties)
+        turn = self._turns.next(parties)
         if turn not in texts:
             self._turns.took(turn)
             if self._runs.step():
@@ -64,7 +64,10 @@ class Work:
         started_s = self._clock()
         with self._runs.elsewhere():
             self._texts.step(loaded)
-        self._charge(loaded, self._clock() - started_s)
+        self._turns.charge(loaded.key, self._clock() - started_s)
 
-    def _charge(self, loaded: LoadedVersion, seconds: float) -> None:
-        self._turns.charge(loaded.key, seconds)
+    def _batch_took(self, loaded: LoadedVersion, seconds: float) -> None:
+        if self._texts.versions():
+            self._turns.charge(loaded.key, seconds)
+        else:  # nobody was kept waiting by it
+            self._turns.passed(seconds)

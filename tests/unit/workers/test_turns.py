@@ -42,9 +42,27 @@ def test_only_those_who_have_had_more_are_remembered() -> None:
     order(turns, {"a": 1.0, "b": 4.0}, 2)
     turns.next(["a", "c"])
     turns.took("a")
-    turns.tidy()
+    turns.tidy(["a", "c"])
+    assert repr(turns) == "<Turns [4.0, 0.0, 1.0]>"
+    turns.tidy([])
     assert repr(turns) == "<Turns [4.0]>"
     assert order(turns, {"a": 1.0, "b": 1.0, "c": 1.0}, 6).count("b") == 0
+
+
+def test_time_without_turns_makes_up_for_what_was_had_before() -> None:
+    turns: Turns[str] = Turns()
+    order(turns, {"a": 1.0, "b": 100.0}, 2)
+    turns.passed(97.0)
+    assert order(turns, {"a": 1.0, "b": 1.0}, 6) == "aaabab"
+
+
+def test_parties_that_cost_nothing_alternate_though_they_are_tidied() -> None:
+    turns: Turns[str] = Turns()
+    taken = ""
+    for _ in range(6):
+        turns.tidy(["a", "b"])
+        taken += order(turns, {"a": 0.0, "b": 0.0}, 1)
+    assert taken == "ababab"
 
 
 def test_who_has_left_is_forgotten_and_may_come_again() -> None:

@@ -188,6 +188,18 @@ def test_a_model_whose_batch_was_long_and_that_waits_anew_has_not_been_forgiven(
     assert bench.log.count("g") >= 14, "a step for each batch, else"
 
 
+def test_a_model_that_had_the_device_to_itself_for_long_owes_nothing_for_that(arena: TwoSidedArena) -> None:
+    bench = Bench(arena)
+    bench.send(generate(1, [1, 2, 3], max_tokens=4))
+    bench.sessions[0].batches.extend(batches(100))
+    bench.run()
+    bench.log.clear()
+    bench.send(generate(2, [1, 2, 3], max_tokens=20))
+    bench.sessions[0].batches.extend(batches(20))
+    order = bench.run()
+    assert 9 <= order[:20].count("b") <= 11
+
+
 def test_either_alone_has_all_of_the_time(arena: TwoSidedArena) -> None:
     bench = Bench(arena)
     bench.sessions[0].batches.extend(batches(3))
