@@ -46,6 +46,7 @@ from gateway.metrics import Metrics
 from gateway.pauses import Pauses
 from gateway.pool_client import PoolClient, PoolJob
 from gateway.pool_processes import PoolProcesses
+from gateway.proof import AtTexts
 from gateway.quarantine import Quarantine
 from gateway.readiness import Readiness
 from gateway.routing import Routing
@@ -184,6 +185,7 @@ class Gateway:
         lives, generation = LivesShown(self.lives, self.workers), GenerationMetrics(self.metrics, self.texts)
         export(parts)
         lives.export(self.metrics)
+        self.readiness.texts = AtTexts(self.workers, self.texts.lobby)
         self.readiness.connect(self.flow, lambda: parts.describe() | lives.describe() | generation.describe())
 
     async def run(self, announcer: Announcer, stop: StopSignal) -> ExitCode:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from gateway.generation import Places, Ticket
+from gateway.generation import ROUNDS, Places, Ticket
 from shared.errors import DeadlineExceeded, Overloaded
 
 MEMORY = 0.95
@@ -106,7 +106,8 @@ class Pace:
         begins_s = self.begins_in_s(places, places.ahead_of(ask.priority, ask.deadline_s), now_s)
         if places.waiting() + ask.texts > places.waiting_most:
             raise Overloaded(
-                f"{places.waiting()} texts wait to be begun; at most {places.waiting_most} may",
+                f"{places.waiting()} texts wait to be begun; at most {places.waiting_most} may: {ROUNDS} times "
+                "what runs (generation.max_sequences of model.yaml)",
                 retry_after_ms=_retry_ms(begins_s),
             )
         if begins_s > budget_s:

@@ -1,7 +1,8 @@
 """Truthful readiness: a model is ready when a real batch of its example came back through all processes.
 
 Proven at start, after the return of the only worker that has it, and again whenever `PROVE_EVERY_S` passed without a
-batch, so that a worker that lives but does nothing is noticed while nobody calls (the batches go to all in turn).
+batch, so that a worker that lives but does nothing is noticed while nobody calls (the batches go to all in turn). Not
+while a worker has texts of it: a proof would wait for their end, and one that hangs is found by `generation_hangs`.
 """
 
 import asyncio
@@ -9,24 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.flow import Flow
-from gateway.request import PROOF_PRIORITY, StageTimes
+from gateway.proof import AtTexts, prove
 from gateway.routing import Routing
-from gateway.served import ServedModel, Terms
+from gateway.served import ServedModel
 from gateway.state import ModelState, Phase
 from gateway.worker_client import Worker, WorkerEvents
 from shared.clock import now_s
-from shared.errors import HeadraceError, InternalFault
+from shared.errors import HeadraceError
 from shared.logs import get_logger
 from shared.messages import ModelLoaded, ModelNote
 
 log = get_logger()
 
 PROVE_EVERY_S = 5.0
+_NEVER_S = float("-inf")
 PROVE_AGAIN_S = 300.0
 """At the latest; a failed proof is tried again after 5, 10, 20 … s, since it may cost a pool process each time."""
 TRY_AGAIN_S = 10.0
 """A version that is loaded on demand and could not be, for want of memory say, may be asked for again."""
-PROVE_LIMIT_S = 30.0  # a cold first batch on a slow CPU takes seconds; a hung one is ended by worker.hang_limit_ms
 
 
 class _OnWorker:
@@ -67,6 +68,8 @@ class Readiness(WorkerEvents):
         self._refused: dict[int, str] = {}
         """Models whose pipeline can't be built, and why: no worker's message changes that."""
         self._draining = False
+        self.texts: AtTexts | None = None
+        """Knows who is busy with texts; set by the composition."""
         self.greeted: Callable[[], None] = lambda: None
         """Called after a worker has come."""
 
@@ -216,7 +219,8 @@ class Readiness(WorkerEvents):
         now = now_s()
         for model in self._routing.models():
             # One that may be given up is not kept in use by proofs: it was proven when it was loaded.
-            if model.state.phase == "ready" and model.pinned and now - model.proven_s > PROVE_EVERY_S:
+            is_silent = model.state.phase == "ready" and model.pinned and now - model.proven_s > PROVE_EVERY_S
+            if is_silent and not (self.texts is not None and self.texts.has_texts(model)):
                 self._maybe_prove(model)
         lapsed = [number for number, since_s in self._failed_s.items() if now - since_s > TRY_AGAIN_S]
         for model in filter(None, map(self._routing.get, lapsed)):
@@ -235,40 +239,27 @@ class Readiness(WorkerEvents):
         self._proving[model.number] = asyncio.get_running_loop().create_task(self._prove(model))
 
     async def _prove(self, model: ServedModel) -> None:
-        failure = await self._failure_of(model)
+        began_s, proven_before = now_s(), model.proven_s > _NEVER_S
+        proof = await prove(self._flow, model)
         self._proving.pop(model.number, None)  # at once: a load that ends in the same turn needs a proof of its own
         if not self._loaded_somewhere(model) or model.state.phase == "unloaded":
             return  # its worker was lost meanwhile: that is the reason now
-        if failure is None:
+        # What came back meanwhile has been through all processes, too.
+        if proof.failure is None or (proof.is_late and proven_before and model.proven_s > began_s):
             self._failures.pop(model.number, None)
             self._set(model, "ready", "")
             return
+        if proof.is_late and proven_before and self._is_busy(model, began_s):  # busy is not failed
+            asyncio.get_running_loop().call_later(PROVE_EVERY_S, self._maybe_prove, model)
+            return
         failures = self._failures[model.number] = self._failures.get(model.number, 0) + 1
-        self._set(model, "failed", failure)
+        self._set(model, "failed", proof.failure)
         delay_s = min(PROVE_EVERY_S * 2 ** min(failures - 1, 10), PROVE_AGAIN_S)
         asyncio.get_running_loop().call_later(delay_s, self._maybe_prove, model)
 
-    async def _failure_of(self, model: ServedModel) -> str | None:
-        """Run the pipeline's example through all processes; None when its answer came back."""
-        deadline_s = now_s() + PROVE_LIMIT_S
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                # Of a text two tokens: the prompt's step, and one that follows.
-                options = model.pipeline.parse_options({"max_tokens": 2} if model.pipeline.generates else {})
-                terms = Terms(deadline_s, PROOF_PRIORITY, reuse=False)  # through the pool, too
-                times = StageTimes()
-                await self._flow.item(model, model.pipeline.example(), options, terms, times)
-                model.state.doubt = NOT_FINITE if times.nonfinite_rows else ""
-        except InternalFault:
-            return "its example failed with an internal error, see the log"
-        except HeadraceError as error:
-            return error.text
-        except TimeoutError:
-            return "a batch of its example did not come back"
-        except Exception:
-            log.exception("proof failed", model=model.name)
-            return "its example could not be run, see the log"
-        return None
+    def _is_busy(self, model: ServedModel, since_s: float) -> bool:
+        texts = self.texts
+        return texts is not None and (texts.has_texts(model) or texts.has_stepped(model, since_s))
 
     def _loaded_somewhere(self, model: ServedModel) -> bool:
         return any(model.number in on_worker.loaded for on_worker in self._workers.values())
@@ -294,5 +285,3 @@ class Readiness(WorkerEvents):
 NO_WORKER = "no worker is connected yet (`headrace serve` starts one, `make run-worker` too)"
 _LOADING = "a worker is loading it"
 ON_DEMAND = "the next request loads it"
-NOT_FINITE = "the proof's example (of pipeline `tensor`: zeros) was answered with NaN or infinity"
-"""Of raw tensors, which are passed on as they are; a task that answers so fails its proof."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.orders import DropStandby, RollBack, StartCanary, Switch
-from gateway.readiness import NOT_FINITE
+from gateway.proof import NOT_FINITE
 from gateway.request import Answer, Request
 from gateway.split import point
 from shared.errors import DeadlineExceeded, HeadraceError, LostTwice

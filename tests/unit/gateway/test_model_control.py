@@ -9,6 +9,7 @@ from gateway import preparer
 from gateway.figures import VersionFigures
 from gateway.model_control import ModelControl
 from gateway.orders import DropStandby, NextStep, Order, Promote, RollBack, StartCanary, Switch
+from gateway.proof import Proof
 from gateway.routing import Routing
 from shared import repository_writer
 from shared.errors import Conflict, HeadraceError, InvalidOption, NotReady, UnknownModel, UnknownVersion
@@ -260,7 +261,7 @@ async def test_a_failure_at_any_step_leaves_everything_as_it_was(
         elif fault == "pipeline":
             w.processes.refused.add(new)
         elif fault == "proof":
-            monkeypatch.setattr(w.readiness, "_failure_of", _fails)
+            monkeypatch.setattr("gateway.readiness.prove", _fails)
         elif fault == "files":
             (root / NAME / "versions" / new / "meta.json").write_text("{}")
         elif fault == "disk":
@@ -299,8 +300,8 @@ async def test_an_order_that_is_overtaken_again_and_again_is_refused_and_leaves_
         assert w.roles() == {old: "current"}
 
 
-async def _fails(_model: object) -> str:
-    return "its example failed"
+async def _fails(_flow: object, _model: object) -> Proof:
+    return Proof("its example failed")
 
 
 def _full(*_: object) -> None:

@@ -3,18 +3,22 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gateway import proof as proof_module
 from gateway import readiness as readiness_module
+from gateway.proof import AtTexts
 from gateway.readiness import Readiness
 from gateway.request import StageTimes
 from gateway.routing import Routing
 from gateway.served import ServedModel, Terms
 from gateway.state import Phase, Role
 from gateway.worker_client import Worker, WorkerClient
+from shared.board import ELSEWHERE, IDLE, Doing
 from shared.errors import InternalFault, NotReady
 from shared.messages import PROTOCOL_VERSION, Hello, ModelLoaded, ModelNote
 from shared.pipeline import Options, RawInput
 from shared.results import Result
 from tests.support.gateway_parts import FakeRouter, connect_worker, served, welcome
+from tests.support.generation_parts import TextWorld
 
 LIMIT_S = 5.0
 
@@ -379,3 +383,124 @@ async def test_how_long_the_load_took_is_shown_by_stage() -> None:
     world.readiness.model_loaded(world.greet(), loaded)
     state = world.models[0].state
     assert (state.load_s, state.stages_s) == (0.5, {"read": 0.1, "warm_up": 0.4})
+
+
+# ------------------------------------------------------------ busy is not failed
+
+
+class Writing:
+    """A world of texts whose worker steps when the test says so, and its readiness."""
+
+    def __init__(self) -> None:
+        self.world = TextWorld(sequences=1)
+        self.world.router.steps_by_itself = False
+        self.model = self.world.model
+        self.readiness = Readiness(Routing([self.model]))
+        self.readiness.connect(self.world.flow, dict)
+        self.readiness.texts = AtTexts(self.world.workers, self.world.generation.lobby)
+        self.readiness.pipeline_opened(1, None)
+        worker = self.world.greet()
+        self.readiness.worker_greeted(worker)
+        self.readiness._workers[worker.identity].came(1)
+        self.model.proven_s = readiness_module.now_s()
+        self.model.state.phase, self.model.state.reason = "ready", ""
+
+    def later(self) -> None:
+        """Nothing has come back for longer than a ready model may be silent."""
+        self.model.proven_s = readiness_module.now_s() - readiness_module.PROVE_EVERY_S - 1
+        self.readiness.tick()
+
+    async def proof_ends(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while self.readiness._proving:
+                await asyncio.wait(self.readiness._proving.values())
+                await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.world.close()
+
+
+async def test_a_model_that_is_at_a_text_is_not_proven_and_is_again_when_it_has_ended() -> None:
+    writing = Writing()
+    reading = writing.world.begin("ab", max_tokens=2)
+    await writing.world.until("the worker has it", writing.world.router.under_way)
+    writing.later()
+    assert not writing.readiness._proving
+    writing.world.router.step(2)
+    await reading.end()
+    writing.later()
+    assert writing.readiness._proving
+    await writing.world.until("the proof's text", writing.world.router.under_way)
+    writing.world.router.step(2)
+    await writing.proof_ends()
+    assert writing.readiness.not_ready_reason() is None
+    writing.close()
+
+
+async def test_a_proof_that_waits_behind_a_text_is_late_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    writing = Writing()
+    monkeypatch.setattr(proof_module, "PROVE_LIMIT_S", 0.05)
+    reading = writing.world.begin("ab", max_tokens=2)
+    await writing.world.until("the worker has it", writing.world.router.under_way)
+    writing.readiness._maybe_prove(writing.model)  # as when it began a moment before the text took the only place
+    await writing.proof_ends()
+    assert (writing.model.state.phase, writing.readiness.not_ready_reason()) == ("ready", None)
+    await reading.leave()
+    writing.close()
+
+
+async def test_a_worker_that_says_nothing_while_nobody_asks_fails_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    writing = Writing()
+    monkeypatch.setattr(proof_module, "PROVE_LIMIT_S", 0.05)
+    writing.later()
+    await writing.world.until("the proof's text", writing.world.router.under_way)
+    await writing.proof_ends()
+    assert "a batch of its example did not come back" in (writing.readiness.not_ready_reason() or "")
+    writing.close()
+
+
+@pytest.mark.parametrize(("batch", "phase"), [(ELSEWHERE, "ready"), (IDLE, "failed")])
+async def test_a_worker_at_another_gateways_texts_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, batch: int, phase: str
+) -> None:
+    writing = Writing()
+    monkeypatch.setattr(proof_module, "PROVE_LIMIT_S", 0.05)
+    monkeypatch.setattr(Worker, "doing", lambda _: Doing(batch, readiness_module.now_s()))
+    writing.later()
+    await writing.world.until("the proof's text", writing.world.router.under_way)
+    await writing.proof_ends()
+    assert writing.model.state.phase == phase
+    writing.close()
+
+
+@pytest.mark.parametrize(("comes_back", "phase"), [(True, "ready"), (False, "failed")])
+async def test_a_proof_that_is_late_while_batches_come_back_is_no_failure(comes_back: bool, phase: Phase) -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+    world.load(world.greet())
+    await world.settled()
+    world.models[0].proven_s = 0.0
+
+    async def late() -> list[Result]:
+        if comes_back:
+            world.models[0].proven_s = readiness_module.now_s() + 1.0
+        raise TimeoutError
+
+    world.flow.answer = late
+    world.readiness.tick()
+    await world.settled()
+    assert world.models[0].state.phase == phase
+
+
+async def test_a_first_proof_has_to_come_back() -> None:
+    world = World()
+    world.readiness.pipeline_opened(1, None)
+
+    async def late() -> list[Result]:
+        world.models[0].proven_s = readiness_module.now_s() + 1.0
+        raise TimeoutError
+
+    world.flow.answer = late
+    world.load(world.greet())
+    await world.settled()
+    assert world.models[0].state.phase == "failed"
