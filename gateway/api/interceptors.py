@@ -16,9 +16,10 @@ from google.protobuf.message import DecodeError
 
 from gateway.api import status
 from gateway.api.outcomes import OK, Outcomes
+from gateway.api.wire import malformed
 from gateway.request import StageTimes, late_s
 from shared.clock import FOREVER_S, now_s
-from shared.errors import Code, DeadlineExceeded, HeadraceError, InternalFault, InvalidInput, TooLarge
+from shared.errors import Code, DeadlineExceeded, HeadraceError, InternalFault, TooLarge
 from shared.logs import get_logger
 from shared.settings import GatewaySettings
 
@@ -129,7 +130,7 @@ class Edge:
         try:
             return parse(raw)
         except DecodeError:
-            raise InvalidInput("the request message is not a valid protobuf message of this method's type") from None
+            raise malformed() from None
 
     def unary(
         self, method: str, parse: Parse[_Message], serve: Callable[[_Message, Call], Awaitable[bytes]]

@@ -9,7 +9,9 @@ _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 def malformed() -> InvalidInput:
     """For what is no protobuf message at all; also for the other services' wire code."""
-    return InvalidInput("the request message is not a valid protobuf message of this method's type")
+    return InvalidInput(
+        "the request message is not a valid protobuf message of this method's type, or a string in it is not UTF-8"
+    )
 
 
 def field_end(serialized: bytes, tag: int, place: int) -> int:
