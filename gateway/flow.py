@@ -93,7 +93,9 @@ class Flow:
         """Answer a request within its deadline. Raises HeadraceError; cancelling drops all of its work."""
         with self._metrics.request(request) as measured:
             kind = kind_of(request)
-            model = self._routing.route(request.model, request.version, kind, request.routing_key, request.request_id)
+            model = self._routing.route(
+                request.model, request.version, kind, request.routing_key, request.request_id, task=request.task
+            )
             digests = Digests()
             try:
                 results = await self._answered_by(model, request, measured, digests)

@@ -9,6 +9,8 @@ from shared.errors import HeadraceError
 from shared.pipeline import RawInput
 from shared.results import Result, TextEnd, Token
 
+GENERATION = "text_generation"
+"""The task of models that generate."""
 DEFAULT_PRIORITY = 100
 """Of a request that names none: after 1..99, before larger numbers."""
 
@@ -106,7 +108,7 @@ class Request(msgspec.Struct):
     """One admitted-or-not request, free of protobuf and gRPC."""
 
     model: str
-    """Empty: the only served model."""
+    """Empty: the only served model that fits."""
     version: str
     """Empty: the current one."""
     request_id: str
@@ -128,6 +130,8 @@ class Request(msgspec.Struct):
     unreadable: dict[int, HeadraceError] = {}
     """Inputs that the edge could not read, by index (`inputs` has an empty one there); only under `partial_results`."""
     times: StageTimes = msgspec.field(default_factory=StageTimes)
+    task: str = ""
+    """Where no model is named: those of this pipeline are meant, if there are any."""
     write: Write | None = None
     """Of a text that is wanted while it grows: takes its parts, the whole of it before the answer is there."""
 

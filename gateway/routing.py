@@ -74,12 +74,15 @@ class Routing:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
-    def route(self, name: str, version: str, kind: Kind, key: str = "", request_id: str = "") -> ServedModel:
+    def route(
+        self, name: str, version: str, kind: Kind, key: str = "", request_id: str = "", *, task: str = ""
+    ) -> ServedModel:
         """The version for a request; without a name, of the only model that takes this kind of input.
 
-        `key`: the request's routing key. Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now.
+        `task`: where some of those that take it have this one, only they are meant. `key`: the request's routing key.
+        Raises UnknownModel, UnknownVersion, or NotReady when it can't answer now.
         """
-        split = self._named(name) if name else self._only(kind)
+        split = self._named(name) if name else self._only(kind, task)
         if version:
             model = self._version(split, version)
         elif split.canary is None:
@@ -114,14 +117,18 @@ class Routing:
         served = f"its version is {versions}" if len(known) == 1 else f"its versions are {versions}"
         raise UnknownVersion(f"version {version[:100]!r} of model {name!r} is not served; {served}")
 
-    def _only(self, kind: Kind) -> "Split[ServedModel]":
+    def _only(self, kind: Kind, task: str) -> "Split[ServedModel]":
         known = [split for split in self._splits.values() if not split.current.state.on_trial]
-        fitting = [split for split in known if split.current.spec.takes(kind)]
+        taking = [split for split in known if split.current.spec.takes(kind)]
+        fitting = [split for split in taking if task and split.current.task == task] or taking
         if len(fitting) == 1:
             return fitting[0]
         names = ", ".join(split.current.name for split in fitting or known)
-        many = f"several take {kind}" if fitting else f"none takes {kind}"
-        raise InvalidInput(f"model is empty and of the served models {many}: {names}"[:500])
+        if not fitting:
+            raise InvalidInput(f"model is empty and of the served models none takes {kind}: {names}"[:500])
+        meant = f" for {task}" if task and fitting[0].current.task == task else ""
+        told = f"model is empty and of the served models several take {kind}{meant}: {names}"[:500]
+        raise InvalidInput(f"{told}; name the one that is meant")
 
     def _named(self, name: str) -> "Split[ServedModel]":
         try:

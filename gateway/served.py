@@ -6,12 +6,22 @@ from typing import NamedTuple
 from gateway.batcher import BatchLimits
 from gateway.book import Book
 from gateway.cache import Digests
-from gateway.request import Write
+from gateway.request import GENERATION, Write
 from gateway.state import ModelState
 from shared.errors import Code
 from shared.model_config import revision_of
 from shared.pipeline import Options, Pipeline, RawInput
 from shared.tensors import TensorSpec
+
+_BUILT_IN = "shared.pipelines."
+
+
+def task_of(pipeline: Pipeline[Options]) -> str:
+    """The built-in pipeline that this is, or that a user's own builds on, by name; empty: none."""
+    if pipeline.generates:  # however it is built
+        return GENERATION
+    modules = (each.__module__ for each in type(pipeline).__mro__)
+    return next((name.removeprefix(_BUILT_IN) for name in modules if name.startswith(_BUILT_IN)), "")
 
 
 class SlotSizes(NamedTuple):
@@ -85,6 +95,8 @@ class ServedModel:
         self.number = number
         self.state = state
         self.pipeline = pipeline
+        self.task = task_of(pipeline)
+        """See `task_of`."""
         self.requests = 0
         """Sent to this version and not answered yet."""
         self.config = b""

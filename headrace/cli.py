@@ -66,7 +66,7 @@ def classify(  # noqa: PLR0913 - one parameter per option
     ] = None,
     model: Annotated[
         str,
-        typer.Option("--model", "-m", help="Model name; not needed when only one takes such inputs."),
+        typer.Option("--model", "-m", help="Model name; not needed when only one classifies such inputs."),
     ] = "",
     address: AddressOption = "",
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per input.")] = 10.0,
@@ -102,7 +102,7 @@ def detect(
     boxes: Boxes,
     model: Annotated[
         str,
-        typer.Option("--model", "-m", help="Model name; not needed when only one takes images."),
+        typer.Option("--model", "-m", help="Model name; not needed when only one detects."),
     ] = "",
     address: AddressOption = "",
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=0.001, help="Seconds per image.")] = 10.0,

@@ -19,7 +19,7 @@ from headrace import client_calls as calls
 from headrace import client_errors as errors
 from headrace import client_read as read
 from headrace.client_aio import AsyncClient
-from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
+from headrace.client_calls import DETECTION, EMBEDDING, ENTITIES, DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes
 from headrace.client_results import Classified, Detected, Embedded, File, Outcome, Prediction, Recognised, Text
@@ -72,9 +72,10 @@ class Client:
     ) -> Classified:
         """Classes of one image, one `File`, or one `Text`, which alone takes `options`. Raises InferenceError, OSError.
 
-        `model` may be empty when the server has only one that takes this kind of input.
+        `model` may be empty when the server has only one for this, or only one that takes such an input.
         """
-        message = calls.wire_request([given], {"top_k": top_k, **options}, model=model, version=version)
+        options_given, task = {"top_k": top_k, **options}, calls.classification_of(given)
+        message = calls.wire_request([given], options_given, model=model, version=version, task=task)
         return read.classified(*self._predict(message, timeout_s))
 
     def detect(
@@ -88,9 +89,9 @@ class Client:
     ) -> Detected:
         """Boxes of one image, in pixels of the upright image. Raises InferenceError, OSError.
 
-        `model` may be empty when the server has only one that takes images.
+        `model` may be empty when the server has only one for this, or only one that takes images.
         """
-        message = calls.wire_request([image], options, model=model, version=version)
+        message = calls.wire_request([image], options, model=model, version=version, task=DETECTION)
         return read.detected(*self._predict(message, timeout_s))
 
     def embed(
@@ -102,8 +103,8 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedded:
-        """One text as a vector. `model` may be empty when only one takes texts. Raises InferenceError."""
-        message = calls.wire_request([Text(text)], options, model=model, version=version)
+        """One text as a vector. `model` may be empty when only one does this. Raises InferenceError."""
+        message = calls.wire_request([Text(text)], options, model=model, version=version, task=EMBEDDING)
         return read.embedded(*self._predict(message, timeout_s))
 
     def entities(
@@ -115,8 +116,8 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> Recognised:
-        """The entities of one text. `model` may be empty when only one takes texts. Raises InferenceError."""
-        message = calls.wire_request([Text(text)], options, model=model, version=version)
+        """The entities of one text. `model` may be empty when only one does this. Raises InferenceError."""
+        message = calls.wire_request([Text(text)], options, model=model, version=version, task=ENTITIES)
         return read.recognised(*self._predict(message, timeout_s))
 
     def predict(
@@ -166,7 +167,7 @@ class Client:
         **options: Unpack[DetectOptions],
     ) -> Iterator[Outcome[Detected]]:
         """As `classify_many`, with boxes."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected, task=DETECTION)
         return outcomes(self._stub, images, many)
 
     def embed_many(
@@ -179,7 +180,7 @@ class Client:
         **options: Unpack[EmbedOptions],
     ) -> Iterator[Outcome[Embedded]]:
         """As `classify_many`, texts as vectors."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text, EMBEDDING)
         return outcomes(self._stub, texts, many)
 
     def generate(

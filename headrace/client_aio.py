@@ -15,7 +15,7 @@ import grpc
 from headrace import client_calls as calls
 from headrace import client_errors as errors
 from headrace import client_read as read
-from headrace.client_calls import DetectOptions, EmbedOptions, Image, Input, TextOptions
+from headrace.client_calls import DETECTION, EMBEDDING, ENTITIES, DetectOptions, EmbedOptions, Image, Input, TextOptions
 from headrace.client_errors import InferenceError
 from headrace.client_many import Many, outcomes_async
 from headrace.client_results import Classified, Detected, Embedded, File, Outcome, Prediction, Recognised, Text
@@ -66,9 +66,10 @@ class AsyncClient:
     ) -> Classified:
         """Classes of one image, one `File`, or one `Text`, which alone takes `options`. Raises InferenceError, OSError.
 
-        `model` may be empty when the server has only one that takes this kind of input.
+        `model` may be empty when the server has only one for this, or only one that takes such an input.
         """
-        message = await _request([given], {"top_k": top_k, **options}, model=model, version=version)
+        options_given, task = {"top_k": top_k, **options}, calls.classification_of(given)
+        message = await _request([given], options_given, model=model, version=version, task=task)
         return read.classified(*await self._predict(message, timeout_s))
 
     async def detect(
@@ -82,9 +83,9 @@ class AsyncClient:
     ) -> Detected:
         """Boxes of one image, in pixels of the upright image. Raises InferenceError, OSError.
 
-        `model` may be empty when the server has only one that takes images.
+        `model` may be empty when the server has only one for this, or only one that takes images.
         """
-        message = await _request([image], options, model=model, version=version)
+        message = await _request([image], options, model=model, version=version, task=DETECTION)
         return read.detected(*await self._predict(message, timeout_s))
 
     async def embed(
@@ -96,8 +97,8 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedded:
-        """One text as a vector. `model` may be empty when only one takes texts. Raises InferenceError."""
-        message = await _request([Text(text)], options, model=model, version=version)
+        """One text as a vector. `model` may be empty when only one does this. Raises InferenceError."""
+        message = await _request([Text(text)], options, model=model, version=version, task=EMBEDDING)
         return read.embedded(*await self._predict(message, timeout_s))
 
     async def entities(
@@ -109,8 +110,8 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[TextOptions],
     ) -> Recognised:
-        """The entities of one text. `model` may be empty when only one takes texts. Raises InferenceError."""
-        message = await _request([Text(text)], options, model=model, version=version)
+        """The entities of one text. `model` may be empty when only one does this. Raises InferenceError."""
+        message = await _request([Text(text)], options, model=model, version=version, task=ENTITIES)
         return read.recognised(*await self._predict(message, timeout_s))
 
     async def predict(
@@ -160,7 +161,7 @@ class AsyncClient:
         **options: Unpack[DetectOptions],
     ) -> AsyncIterator[Outcome[Detected]]:
         """As `classify_many`, with boxes."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.detected, task=DETECTION)
         return outcomes_async(self._stub.PredictStream, images, many)
 
     def embed_many(
@@ -173,7 +174,7 @@ class AsyncClient:
         **options: Unpack[EmbedOptions],
     ) -> AsyncIterator[Outcome[Embedded]]:
         """As `classify_many`, texts as vectors."""
-        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text)
+        many = Many(options, model, in_flight, self._limit_s(timeout_s), read.embedded, Text, EMBEDDING)
         return outcomes_async(self._stub.PredictStream, texts, many)
 
     def generate(

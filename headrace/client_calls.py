@@ -19,6 +19,8 @@ DEFAULT_ADDRESS = "127.0.0.1:8001"
 DEFAULT_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 4
 """Of one call, the first one included."""
+DETECTION, EMBEDDING, ENTITIES = "object_detection", "text_embedding", "token_classification"
+"""The tasks that are meant where no model is named."""
 IN_FLIGHT = 16
 """Requests of one stream on their way at a time: two per batch of a usual size, and little memory."""
 MAX_IMAGE_BYTES = 256 * 1024 * 1024
@@ -87,6 +89,12 @@ def wire_input(given: Input) -> pb.Input:
         )
         return pb.Input(tensors=pb.TensorList(tensors=tensors))
     return pb.Input(image=read_image(given))
+
+
+def classification_of(given: Input) -> str:
+    """The task that is meant where no model is named: which classification takes such an input."""
+    kind = "text" if isinstance(given, Text) else "file" if isinstance(given, File) else "image"
+    return f"{kind}_classification"
 
 
 def wire_request(inputs: Iterable[Input], options: Mapping[str, Any], **fields: Any) -> pb.PredictRequest:  # noqa: ANN401 - protobuf checks each field

@@ -39,10 +39,14 @@ class Many(Generic[T]):
     """An answer and its server timing → what the caller gets."""
     as_input: Callable[[Any], calls.Input] = _itself
     """Where what the caller gives is no input yet: a `str` that is text, no path."""
+    task: str | None = None
+    """That is meant where no model is named; None: the classification that takes such an input."""
 
     def request(self, index: int, given: object) -> pb.PredictStreamRequest:
         """Reads the file, if it is one. Raises OSError."""
-        request = calls.wire_request([self.as_input(given)], self.options, model=self.model)
+        one = self.as_input(given)
+        task = calls.classification_of(one) if self.task is None else self.task
+        request = calls.wire_request([one], self.options, model=self.model, task=task)
         return pb.PredictStreamRequest(id=index, request=request, timeout_ms=calls.timeout_ms(self.timeout_s))
 
     def outcome(self, answer: pb.PredictStreamResponse, given: object) -> Outcome[T]:

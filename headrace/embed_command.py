@@ -24,7 +24,7 @@ def embed(  # noqa: PLR0913 - one parameter per option
         list[Path] | None,
         typer.Option("--file", "-f", help="A file with one text a line. May be repeated.", show_default=False),
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when only one takes texts.")] = "",
+    model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when only one embeds.")] = "",
     out: Annotated[
         Path | None,
         typer.Option(

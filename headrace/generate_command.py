@@ -26,7 +26,7 @@ def generate(  # noqa: PLR0913 - one parameter per option
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Many prompts, one a line, instead.", show_default=False)
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when only one takes texts.")] = "",
+    model: Annotated[str, typer.Option("--model", "-m", help="Model name; not needed when only one generates.")] = "",
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, help="Tokens to add, at most.", show_default=False)
     ] = None,

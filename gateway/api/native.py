@@ -74,6 +74,7 @@ class Inference:
         if self.drain.started:
             raise Draining("the server is stopping and takes no new requests")
         parse.check_model(message.model, message.version)
+        parse.check_task(message.task)
         parse.check_routing_key(message.routing_key)
         given = parse.raw_inputs(message, self._settings.admission, images)
         return Request(
@@ -89,5 +90,6 @@ class Inference:
             routing_key=message.routing_key,
             reuse=message.cache != pb.CACHE_USE_BYPASS,
             unreadable=given.unreadable,
+            task=message.task,
             times=times,
         )

@@ -7,7 +7,7 @@ import grpc
 from gateway.api import parse, render
 from gateway.api.interceptors import Call, Edge
 from gateway.api.native_stream import Drain
-from gateway.request import Answer, Part, Request, StageTimes, Write
+from gateway.request import GENERATION, Answer, Part, Request, StageTimes, Write
 from protos.headrace.v1 import inference_pb2 as pb
 from shared.errors import Cancelled, Draining, InvalidInput
 from shared.pipeline import RawInput
@@ -57,6 +57,7 @@ class Generate:
             nbytes=raw.nbytes,
             routing_key=message.routing_key,
             times=times,
+            task=GENERATION,
             write=write,
         )
 

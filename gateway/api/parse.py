@@ -20,6 +20,7 @@ from shared.tensors import DTYPES, RawTensor
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[0-9a-f]{16}")
+_TASK = re.compile(r"[a-z0-9_]{0,128}")
 _PRINTABLE = re.compile(r"[ -~]{0,128}")
 
 _SENTENCE_CHARS = 300
@@ -57,6 +58,12 @@ def check_model(name: str, version: str) -> None:
         )
     if version and not _VERSION.fullmatch(version):
         raise UnknownVersion(f"version is {shown(version)}: a version is 16 lower-case hexadecimal digits")
+
+
+def check_task(task: str) -> None:
+    """Raises InvalidInput."""
+    if not _TASK.fullmatch(task):
+        raise InvalidInput(f"task is {shown(task)}: it has 0..128 characters of a-z 0-9 _, such as object_detection")
 
 
 def check_request_id(request_id: str) -> None:

@@ -42,6 +42,8 @@ class UploadTask(NamedTuple):
     """Options that may be given several times."""
     kind: Kind | None = None
     """What the upload is where no model is named; None: its content type says whether it is a text or an image."""
+    pipeline: str = ""
+    """Whose models are meant where none is named, if there are any; empty: those that classify what the upload is."""
 
 
 class Upload:
@@ -122,6 +124,7 @@ class Upload:
                     routing_key=routing_key,
                     reuse=reuse,
                     times=times,
+                    task=self._task.pipeline or f"{raw.kind}_classification",
                 )
             )
         )

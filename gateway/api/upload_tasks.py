@@ -14,7 +14,7 @@ _CONTENT = {
     "application/octet-stream": {"schema": BINARY},
 }
 _BEFORE = (
-    query_parameter("model", "string", "Needed only when several served models take this kind of input."),
+    query_parameter("model", "string", "Needed only when several served models do this."),
     query_parameter("version", "string", "Default: the current one."),
 )
 _AFTER = (
@@ -120,6 +120,7 @@ DETECT = UploadTask(
     "boxes",
     _boxes,
     frozenset({"classes"}),
+    pipeline="object_detection",
 )
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _TRUNCATE = query_parameter("truncate", "boolean", "False: a text that is too long is refused, not cut.")
@@ -146,6 +147,7 @@ EMBED = UploadTask(
     "a vector",
     _vector,
     kind="text",
+    pipeline="text_embedding",
 )
 ENTITIES = UploadTask(
     "Entities",
@@ -177,6 +179,7 @@ ENTITIES = UploadTask(
     "entities",
     _entities,
     kind="text",
+    pipeline="token_classification",
 )
 TASKS = (CLASSIFY, DETECT, EMBED, ENTITIES)
 """All of them."""

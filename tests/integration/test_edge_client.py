@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from gateway.request import Answer, Request
 from headrace import AsyncClient, Client
 from headrace.client_errors import DeadlineExceeded, InferenceError, Overloaded, TooLarge, Unavailable
-from headrace.client_results import Classification, Embedded, Outcome, Recognised, Text
+from headrace.client_results import Classification, Embedded, File, Outcome, Recognised, Text
 from shared import errors, results
 from shared.results import Embedding, Entities, Entity, Label
 from tests.support.fake_flow import Flow, State, serving, settings
@@ -54,6 +56,44 @@ async def test_classify_in_both_forms(tmp_path: Path) -> None:
     assert [label.name for label in answer.labels] == ["label 0", "label 1", "label 2"]
     assert answer.server_timing.run_ms == 2.0
     assert answer.request_id
+
+
+async def test_a_request_without_a_model_says_its_task_in_both_forms() -> None:
+    flow = Flow()
+    flow.fail = errors.InvalidInput("no")
+    given: list[Any] = [b"image", Text("text"), File(b"file")]
+    told = ["image_classification", "text_classification", "file_classification"] * 2
+    told += ["object_detection", "text_embedding", "token_classification", "object_detection", "text_embedding", ""]
+    async with serving(flow, State()) as running:
+
+        def blocking() -> None:
+            with Client(running.address) as client:
+                calls = [*(functools.partial(client.classify, one) for one in given)]
+                calls += [lambda one=one: list(client.classify_many([one])) for one in given]
+                calls += [functools.partial(client.detect, b"x"), functools.partial(client.embed, "x")]
+                calls += [functools.partial(client.entities, "x"), lambda: list(client.detect_many([b"x"]))]
+                calls += [lambda: list(client.embed_many(["x"])), functools.partial(client.predict, [b"x"])]
+                for call in calls:
+                    with contextlib.suppress(InferenceError):
+                        call()
+
+        await asyncio.to_thread(blocking)
+        assert [request.task for request in flow.requests] == told
+        flow.requests.clear()
+        async with AsyncClient(running.address) as client:
+            for one in given:
+                with contextlib.suppress(InferenceError):
+                    await client.classify(one)
+            for one in given:
+                assert [outcome.result async for outcome in client.classify_many([one])] == [None]
+            for call in (client.detect(b"x"), client.embed("x"), client.entities("x")):
+                with contextlib.suppress(InferenceError):
+                    await call
+            assert [outcome.result async for outcome in client.detect_many([b"x"])] == [None]
+            assert [outcome.result async for outcome in client.embed_many(["x"])] == [None]
+            with contextlib.suppress(InferenceError):
+                await client.predict([b"x"])
+        assert [request.task for request in flow.requests] == told
 
 
 async def test_predict_many_inputs_with_partial_results() -> None:

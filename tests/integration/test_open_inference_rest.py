@@ -527,6 +527,13 @@ async def test_an_upload_without_a_model_leaves_the_choice_to_the_routing(site: 
 
     assert image.status_code == 503
     assert [(request.model, request.inputs[0].kind) for request in flow.requests] == [("", "image"), ("", "text")]
+    assert [request.task for request in flow.requests] == ["image_classification", "text_classification"]
+
+    flow.requests.clear()
+    for task in ("detect", "embed", "entities"):
+        await site.client.post(f"/v1/{task}", content=b"x")
+    tasks = [request.task for request in flow.requests]
+    assert tasks == ["object_detection", "text_embedding", "token_classification"]
 
 
 async def test_an_uploads_deadline_and_request_id(site: HttpSite, flow: Echo) -> None:

@@ -57,9 +57,10 @@ class PredictRequest(_message.Message):
     PARTIAL_RESULTS_FIELD_NUMBER: _builtins.int
     ROUTING_KEY_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model: 1..128 characters of A-Z a-z 0-9 . _ -, first one a letter or digit.
-    Empty: the only served model that takes this kind of input, if there is exactly one.
+    Empty: the only served model that takes this kind of input and has this `task`, if there is exactly one.
     """
     version: _builtins.str
     """Content hash of a version: 16 lower-case hexadecimal digits. Empty: the current version."""
@@ -75,6 +76,10 @@ class PredictRequest(_message.Message):
     """
     cache: Global___CacheUse.ValueType
     """Whether the answer may come from the server's caches, where they are switched on."""
+    task: _builtins.str
+    """Only with an empty `model`: of the served models that take the input, those of this pipeline, or of one that builds
+    on it, are meant, e.g. `object_detection`; where there is none, all of them. 0..128 characters of a-z 0-9 _.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """1..`admission.max_inputs_per_request` inputs, answered in the same order."""
@@ -94,10 +99,11 @@ class PredictRequest(_message.Message):
         partial_results: _builtins.bool = ...,
         routing_key: _builtins.str = ...,
         cache: Global___CacheUse.ValueType = ...,
+        task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "inputs", b"inputs", "model", b"model", "options", b"options", "partial_results", b"partial_results", "request_id", b"request_id", "routing_key", b"routing_key", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "inputs", b"inputs", "model", b"model", "options", b"options", "partial_results", b"partial_results", "request_id", b"request_id", "routing_key", b"routing_key", "task", b"task", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -774,7 +780,7 @@ class GenerateRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     ROUTING_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """As in PredictRequest."""
+    """As in PredictRequest. Empty: the only served model that generates text, if there is exactly one."""
     version: _builtins.str
     request_id: _builtins.str
     text: _builtins.str

@@ -1,11 +1,12 @@
 import pytest
 
 from gateway.routing import RETRY_MS, Routing
-from gateway.served import ServedModel
+from gateway.served import ServedModel, task_of
 from gateway.split import Split
 from gateway.state import ModelState, Phase, Role
 from shared.errors import InvalidInput, NotReady, UnknownModel, UnknownVersion
-from tests.support.gateway_parts import served
+from shared.pipelines.object_detection import ObjectDetection
+from tests.support.gateway_parts import WordPipeline, served
 
 
 def test_by_name_and_version() -> None:
@@ -45,6 +46,51 @@ def test_a_model_that_is_not_ready_says_why_and_when_to_retry() -> None:
 def test_an_empty_name_is_the_only_model_that_takes_such_input() -> None:
     with pytest.raises(InvalidInput, match="of the served models none takes image: words"):
         Routing([served()]).route("", "", "image")
+
+
+def having(number: int, task: str, name: str) -> ServedModel:
+    model = served(number, name=name)
+    model.task = task
+    return model
+
+
+def test_of_several_models_without_a_name_the_task_decides() -> None:
+    vectors, labels, own = (
+        having(number, task, name)
+        for number, (task, name) in enumerate([("text_embedding", "v"), ("text_classification", "l"), ("", "own")])
+    )
+    routing = Routing([vectors, labels, own])
+    assert routing.route("", "", "text", task="text_embedding") is vectors
+    assert routing.route("", "", "text", task="text_classification") is labels
+    assert routing.route("own", "", "text", task="text_embedding") is own
+    with pytest.raises(InvalidInput, match="several take text: v, l, own; name the one that is meant"):
+        routing.route("", "", "text")
+
+
+def test_a_task_that_no_model_has_leaves_the_choice_to_the_input() -> None:
+    own = having(1, "", "own")
+    assert Routing([own]).route("", "", "text", task="text_classification") is own
+    with pytest.raises(InvalidInput, match="none takes image"):
+        Routing([own]).route("", "", "image", task="image_classification")
+
+
+def test_several_models_of_one_task_are_told_without_the_others() -> None:
+    routing = Routing([having(1, "text_embedding", "a"), having(2, "text_embedding", "b"), having(3, "", "own")])
+    with pytest.raises(InvalidInput, match="several take text for text_embedding: a, b; name the one"):
+        routing.route("", "", "text", task="text_embedding")
+
+
+def test_a_pipeline_that_builds_on_a_built_in_one_has_its_task() -> None:
+    class Own(ObjectDetection):
+        pass
+
+    assert task_of(Own.__new__(Own)) == "object_detection"
+    assert task_of(served().pipeline) == ""
+
+    class Writes(WordPipeline):
+        generates = True
+
+    assert task_of(Writes()) == "text_generation"
 
 
 # ------------------------------------------------------------ versions of one model

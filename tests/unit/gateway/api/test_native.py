@@ -105,7 +105,9 @@ async def test_a_spent_deadline_never_reaches_the_flow() -> None:
     [
         (b"\xff\xff\xff", "not a valid protobuf message"),
         (b"\x22\x7f\x0a", "not a valid protobuf message"),
-        (b"\x0a\x02\xff\xfe", "not a valid protobuf message"),
+        (b"\x0a\x02\xff\xfe", "or a string in it is not UTF-8"),
+        (pb.PredictRequest(task="Object Detection").SerializeToString(), "task is 'Object Detection'"),
+        (pb.PredictRequest(task="x" * 129).SerializeToString(), "it has 0..128 characters of a-z 0-9 _"),
         (b"\x22\x02" * 200, "not a valid protobuf message"),
         (b"", "inputs is empty"),
     ],
