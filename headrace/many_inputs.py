@@ -22,6 +22,8 @@ from shared.errors import ExitCode, StartupError
 
 G = TypeVar("G")
 R = TypeVar("R", bound=Answered)
+NAMED = 3
+"""Of the inputs that failed for one reason; of the others only their number is told."""
 STAGES = ("admit", "wait", "prepare", "batch", "copy", "run", "finish")
 
 
@@ -191,9 +193,13 @@ def _print(task: Task[G, R], outcomes: list[Outcome[R]]) -> int:
         task.print_many(console, good)
     errors = Console(stderr=True)
     bad = [outcome for outcome in outcomes if outcome.result is None]
+    alike: dict[str, list[str]] = {}
     for outcome in bad:
-        reason = literal(f"{outcome.given}: {reason_of(outcome.error)}")
-        errors.print(Text("✗ ", style="red") + reason, soft_wrap=True)
+        alike.setdefault(reason_of(outcome.error), []).append(str(outcome.given))
+    for reason, names in alike.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        told = literal(f"{', '.join(names[:NAMED])}{more}: {reason}")
+        errors.print(Text("✗ ", style="red") + told, soft_wrap=True)
     return len(bad)
 
 

@@ -101,6 +101,15 @@ def test_a_failed_file_is_told_on_stderr_with_exit_code_1(capsys: pytest.Capture
     assert ("a.jpg" in output.out) == ("a.jpg" in files)
 
 
+def test_one_reason_of_many_failures_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [Path(f"{number}/bad.jpg") for number in range(7)]
+    assert run([*files, Path("missing.jpg")], WANTED, as_json=False) == 1
+    err = capsys.readouterr().err
+    assert err.count("not an image") == 1
+    assert "0/bad.jpg, 1/bad.jpg, 2/bad.jpg and 4 more: not an image\n" in err
+    assert "missing.jpg: can't be read" in err
+
+
 def test_a_broken_connection_fails_every_file_that_had_no_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
