@@ -32,7 +32,9 @@ class Generate:
         """Raises HeadraceError."""
         text = _Growing(call)
         try:
-            await self._flow.answer(self.request(message, call, text.write))
+            request = self.request(message, call, text.write)
+            with self._drain.waits_for():
+                await self._flow.answer(request)
         except grpc.aio.BaseError:  # of a write
             raise Cancelled("the caller has left") from None
 

@@ -1,7 +1,9 @@
 """PredictStream: one task reads, one task a request works, the call's own task writes answers as they finish."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import grpc
 
@@ -36,13 +38,39 @@ class Drain:
 
     def __init__(self) -> None:
         self.started = False
+        self.is_over = False
+        """The server has waited as long as it may."""
         self._streams: set[Stoppable] = set()
+        self._waited_for: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         """Every stream stops reading, answers what it has, and ends with UNAVAILABLE."""
         self.started = True
         for stream in tuple(self._streams):
             stream.stop_reading()
+
+    def end(self) -> None:
+        """What still runs under `waits_for` ends with UNAVAILABLE: without it the closed connection would say less."""
+        self.is_over = True
+        for task in tuple(self._waited_for):
+            task.cancel()
+
+    @contextmanager
+    def waits_for(self) -> Iterator[None]:
+        """Around work of the current task that a stop lets finish, if it does so in time. Raises Draining otherwise."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a call is answered in a task of its own")
+        self._waited_for.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.is_over:
+                raise
+            task.uncancel()
+            raise Draining("the server is stopping and can't wait for the rest of this call") from None
+        finally:
+            self._waited_for.discard(task)
 
     def add(self, stream: Stoppable) -> None:
         """The stream is open."""
@@ -83,7 +111,8 @@ class Stream:
         self._reader.add_done_callback(lambda _: self._finished.put_nowait(None))
         self._drain.add(self)
         try:
-            await self._write_all(self._reader)
+            with self._drain.waits_for():
+                await self._write_all(self._reader)
         except grpc.aio.BaseError:
             raise Cancelled("the caller has left") from None
         finally:

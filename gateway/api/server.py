@@ -102,7 +102,9 @@ class RunningGrpc:
         """
         self.stop_serving()
         self._parts.inference.drain.start()
-        await self._parts.outcomes.wait_idle(grace_s)
+        if not await self._parts.outcomes.wait_idle(grace_s):
+            self._parts.inference.drain.end()
+            await self._parts.outcomes.wait_idle(_LAST_WORDS_S)
         self._parts.health.close()
 
 

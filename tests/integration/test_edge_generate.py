@@ -144,6 +144,19 @@ async def test_a_drain_lets_texts_end() -> None:
         await draining
 
 
+async def test_a_drain_that_is_over_ends_texts_with_a_reason_after_what_has_grown() -> None:
+    flow = Flow()
+    flow.steps = asyncio.Queue()
+    flow.steps.put_nowait(None)
+    async with serving(flow, State()) as running, AsyncClient(running.address, max_attempts=1) as client:
+        text = client.generate("abc")
+        assert await anext(text) == "A"
+        await running.drain(0.0)
+        with pytest.raises(Unavailable, match="the server is stopping and can't wait for the rest of this call"):
+            await anext(text)
+        assert text.text == "A"
+
+
 async def test_a_wrong_option_of_the_contract_never_leaves() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="no_such"):

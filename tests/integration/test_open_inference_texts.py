@@ -99,6 +99,19 @@ async def test_a_text_that_breaks_is_an_error_after_its_parts() -> None:
     assert answers[2].infer_response.id == "7"
 
 
+async def test_a_drain_that_is_over_ends_a_text_with_an_error_and_the_stream() -> None:
+    made = stack()
+    made.flow.steps = asyncio.Queue()
+    made.flow.steps.put_nowait(None)
+    async with made.serving() as running, grpc.aio.insecure_channel(running.address) as channel:
+        answers = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([asking("abc")]))
+        assert parts_of([await anext(aiter(answers))]) == [("A", False)]
+        await running.drain(0.0)
+        assert "the server is stopping" in (await anext(aiter(answers))).error_message
+        with pytest.raises(grpc.aio.AioRpcError, match="the server is stopping"):
+            await anext(aiter(answers))
+
+
 async def test_closing_the_stream_ends_the_text() -> None:
     made = stack()
     made.flow.steps = asyncio.Queue()
@@ -196,6 +209,20 @@ async def test_a_failure_before_the_first_event_is_a_status_and_after_it_an_even
     *_, last = events_of(broken.text)
     assert last == {"error": "the worker was lost", "reason": "process_lost"}
     assert made.outcomes.counts == {("RestGenerateStream", "overloaded"): 1, ("RestGenerateStream", "process_lost"): 1}
+
+
+async def test_a_stop_that_cannot_wait_is_the_last_event() -> None:
+    async with site() as made:
+        made.flow.steps = asyncio.Queue()
+        made.flow.steps.put_nowait(None)
+        async with made.client.stream("POST", STREAM, json={"text_input": "ab"}) as answer:
+            pieces = answer.aiter_text()
+            assert events_of(await anext(pieces))[0]["text_output"] == "A"
+            stopping = asyncio.create_task(made.stop())
+            (last,) = [event async for piece in pieces for event in events_of(piece)]
+            await stopping
+    assert last == {"error": "the server is stopping and can't wait for this text", "reason": "draining"}
+    assert made.outcomes.counts == {("RestGenerateStream", "draining"): 1}
 
 
 async def test_closing_the_connection_ends_the_text() -> None:

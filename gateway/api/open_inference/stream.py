@@ -154,7 +154,8 @@ class InferStream:
             request_id = received.message.id
             whole_s = self._call.limit_s
             transport_s = None if whole_s >= FOREVER_S else self._call.deadline_s
-            answer = await self._service.stream_answer(received, call, transport_s, Growth(turn, self._write))
+            with self._drain.waits_for():
+                answer = await self._service.stream_answer(received, call, transport_s, Growth(turn, self._write))
             reason = OK
         except asyncio.CancelledError:
             self._edge.outcomes.answered(METHOD + ".answer", self._call.left_reason())

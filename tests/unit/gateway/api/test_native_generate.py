@@ -191,3 +191,22 @@ async def test_a_stopping_server_takes_no_new_texts_and_finishes_what_it_has() -
     for _ in range(3):
         server.flow.steps.put_nowait(None)
     assert len(await call) == 3
+
+
+async def test_a_text_that_a_stop_cannot_wait_for_ends_with_a_reason_after_what_has_grown() -> None:
+    server, context = Server(), Context()
+    server.flow.steps = asyncio.Queue()
+    server.flow.steps.put_nowait(None)
+    call = asyncio.create_task(server.refused(ONE, context))
+    await server.flow.until(lambda flow: flow.running == 1 and flow.requests[0].times.tokens == 1, "a letter")
+
+    server.inference.drain.start()
+    server.inference.drain.end()
+
+    code, said = await call
+    assert (code, said) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the server is stopping and can't wait for the rest of this call",
+    )
+    assert [pb.GenerateResponse.FromString(one).text for one in context.written] == ["A"]
+    assert server.outcomes.counts == {("Generate", "draining"): 1}
