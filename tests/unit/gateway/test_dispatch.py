@@ -132,7 +132,7 @@ async def test_answers_match_their_questions(bench: Callable[..., Bench]) -> Non
 
 
 async def test_a_bad_item_fails_alone(bench: Callable[..., Bench]) -> None:
-    model = served(max_rows=2)
+    model = served(max_rows=2, max_wait_s=LIMIT_S)
     b = bench(model)
     worker = connect_worker(b.workers, 1)
     coming = await b.lease(model, prepared=False)
