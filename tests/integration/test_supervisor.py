@@ -178,8 +178,8 @@ def test_several_gateways_share_the_ports_that_are_held_for_them() -> None:
     kept = supervisor._commands(None, two, ports)
     grpc, http = ports.addresses.values()
     assert "127.0.0.1:0" not in {grpc, http}
-    assert [(command.name, command.argv[2:]) for command in kept[:2]] == [
-        (name, ["gateway", "--index", str(index), "--grpc-address", grpc, "--http-address", http])
+    assert [(command.name, command.argv[1:]) for command in kept[:2]] == [
+        (name, ["-P", "-m", "gateway", "--index", str(index), "--grpc-address", grpc, "--http-address", http])
         for index, name in enumerate(["gateway", "gateway-1"])
     ]
     assert len({command.stop_order for command in kept[:2]}) == 1
