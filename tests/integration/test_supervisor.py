@@ -193,8 +193,8 @@ def test_several_gateways_share_the_ports_that_are_held_for_them() -> None:
 def test_as_many_workers_as_set_each_with_its_number() -> None:
     kept = supervisor._commands(Path("c.yaml"), Settings(worker=WorkerSettings(count=3)))
     assert [command.name for command in kept] == ["gateway", "worker-0", "worker-1", "worker-2"]
-    assert [command.argv[2:] for command in kept[1:]] == [
-        ["workers", "--index", str(index), "--config", "c.yaml"] for index in range(3)
+    assert [command.argv[1:] for command in kept[1:]] == [
+        ["-P", "-m", "workers", "--index", str(index), "--config", "c.yaml"] for index in range(3)
     ]
     assert len({command.stop_order for command in kept[1:]}) == 1
 
