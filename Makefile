@@ -18,7 +18,7 @@ PROTOS := $(wildcard protos/*/*.proto protos/*/*/*.proto)
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m grpc_tools.protoc -I.
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # Two processes of pytest, a file in one of them; tests that judge times are marked `alone` and have the machine after that.
-SIDE_BY_SIDE = $(PY) -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = $(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 NO_TESTS := 5
 # Runs a server in its own foreground process group, so that Ctrl-C ends it in order and make passes its exit code on.
 FOREGROUND := exec $(PY) deploy/foreground.py

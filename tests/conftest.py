@@ -1,8 +1,8 @@
 """Marks every test by its folder, so that `pytest -m unit` and `pytest tests/unit` mean the same.
 
 `make test` runs two processes of pytest side by side, and after that the tests marked `alone` by themselves: those
-that judge times or a machine's load. With `--dist loadgroup` a file stays in one process, so that its server is
-started once.
+that judge times or a machine's load. With `--dist loadfile` a file stays in one process, so that its server is started
+once.
 """
 
 from pathlib import Path
@@ -18,11 +18,7 @@ _KINDS = {"unit", "integration", "e2e", "gpu", "architecture"}
 _HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        kind = item.path.relative_to(_HERE).parts[0]
-        if kind in _KINDS:
-            item.add_marker(getattr(pytest.mark, kind))
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(_HERE).as_posix()))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    kind = item.path.relative_to(_HERE).parts[0]
+    if kind in _KINDS:
+        item.add_marker(getattr(pytest.mark, kind))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tritonclient.grpc as triton
+import tritonclient.http as triton  # its gRPC half brings messages of the same names as ours
 
 from headrace import Client, InferenceError
 from headrace.client_results import Tensors
@@ -62,11 +62,11 @@ def test_the_protocols_metadata_says_what_comes(segmentation: Site) -> None:
     image, large = (triton.InferInput("image", [1, 1], "BYTES") for _ in range(2))
     image.set_data_from_numpy(np.array([[data]], object))
     large.set_data_from_numpy(np.array([[SEGMENTATION["picture"](960, 1280)[0]]], object))
-    with triton.InferenceServerClient(segmentation.grpc) as protocol:
-        (declared,) = protocol.get_model_metadata("segmentation").outputs
+    with triton.InferenceServerClient(segmentation.http) as protocol:
+        (declared,) = protocol.get_model_metadata("segmentation")["outputs"]
         answer = protocol.infer("segmentation", [image]).as_numpy("mask")
         small = protocol.infer("segmentation", [large], parameters={"full_size": False}).as_numpy("mask")
-    assert (declared.name, declared.datatype, list(declared.shape)) == ("mask", "UINT8", [-1, -1, -1])
+    assert declared == {"name": "mask", "datatype": "UINT8", "shape": [-1, -1, -1]}
     assert (answer[0] == wanted).all()
     assert small.shape == (1, 96, 128)
 

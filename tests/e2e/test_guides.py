@@ -1,15 +1,15 @@
 """The guides' commands and programs, run as they stand, in an empty folder, against the real server."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.new_templates import TEMPLATES
 from shared.repository import Repository
-from tests.support.documents import Block, blocks, busy_ports, checkout, environment, run
+from tests.support.documents import Block, blocks, checkout, environment, own_ports, run
 from tests.support.stack import ROOT, Process
 
-pytestmark = pytest.mark.xdist_group("documents")  # the ports that they name are for one at a time
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 SERVE = "$ headrace serve"
 
@@ -22,6 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, jpeg: bytes) -> Path:
     return folder
 
 
+@pytest.fixture
+def ports() -> Iterator[None]:
+    """Those that the pages name."""
+    with own_ports():
+        yield
+
+
 def served(folder: Path) -> Process:
     """What the reader has typed in another terminal."""
     process = Process(["headrace", "serve"], folder, environment(folder))
@@ -29,13 +36,11 @@ def served(folder: Path) -> Process:
     return process
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("ports")
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_every_block_works_in_the_order_of_the_page(guide: Path, folder: Path) -> None:
     """A page says when it starts the server; else it is read beside one that serves the default models."""
-    busy = busy_ports()
-    if busy:
-        pytest.skip(f"the guides' ports {busy} are in use on this machine")
     page = blocks(guide)
     server = None if any(SERVE in block.text for block in page) else served(checkout(folder))
     try:
@@ -66,11 +71,9 @@ def test_there_are_guides() -> None:
     assert languages <= {"sh", "python", "console", "yaml"}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("ports")
 def test_new_models_of_every_kind_serve_at_once(folder: Path) -> None:
-    busy = busy_ports()
-    if busy:
-        pytest.skip(f"the commands' ports {busy} are in use on this machine")
     calls = {kind: template.call.replace("NAME", f"my-{kind}") for kind, template in TEMPLATES.items()}
     assert set(calls) == {"image", "text", "tensor"}
     for kind, call in calls.items():

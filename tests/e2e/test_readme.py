@@ -10,10 +10,9 @@ import yaml
 
 from headrace import Client
 from shared.settings_loader import load
-from tests.support.documents import Block, blocks, busy_ports, checkout, environment, run
+from tests.support.documents import Block, blocks, checkout, environment, own_ports, run
 from tests.support.stack import ROOT, Process, Site, serving
 
-pytestmark = pytest.mark.xdist_group("documents")  # the ports that they name are for one at a time
 BLOCKS = blocks(ROOT / "README.md")
 RUN = [block for block in BLOCKS if block.language in {"sh", "python"}]
 
@@ -26,11 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
-    busy = busy_ports()
-    if busy:
-        pytest.skip(f"the README's ports {busy} are in use on this machine")
     argv = [sys.executable, "-m", "headrace", "serve"]
-    with Process(argv, folder, environment(folder)) as process:
+    with own_ports(), Process(argv, folder, environment(folder)) as process:
         process.wait_line("Headrace is ready")
         yield process
         process.popen.terminate()
@@ -66,7 +62,7 @@ def test_the_own_classifier_of_the_readme_serves(folder: Path, tmp_path: Path) -
     commands = [
         line.removeprefix("$ ") for language, text in BLOCKS if language == "console" for line in text.split("\n")
     ]
-    calls = [line for line in commands if line.startswith("headrace classify") and "--model" in line]
+    calls = [line for line in commands if line.startswith("headrace classify .cache") and "--model" in line]
     assert len(calls) == len(models)
     with serving(site), Client(site.grpc) as client:
         answer = client.classify(ROOT / ".cache/photos/imagenet_16_251.jpg", model="traffic-light")

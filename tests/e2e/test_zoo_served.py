@@ -16,6 +16,7 @@ from headrace.client import Client
 from headrace.client_results import File
 from protos.headrace.v1 import inference_pb2 as pb
 from protos.headrace.v1 import inference_pb2_grpc as pb_grpc
+from tests.support.skipping import cannot_run
 from tests.support.stack import ROOT, Site, serving
 from tests.support.zoo_parts import CACHE
 
@@ -34,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         command = [sys.executable, "-m", "headrace", "models", "add", f"zoo:{name}", "--config", str(site.config)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         if "can't fetch" in done.stderr:
-            pytest.skip(done.stderr.strip())
+            cannot_run(done.stderr.strip())
         assert done.returncode == 0, done.stderr
         assert f"{name} " in done.stdout
     with serving(site):

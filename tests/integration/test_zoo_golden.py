@@ -18,6 +18,7 @@ from shared.errors import InvalidInput, StartupError
 from shared.pipeline import RawInput
 from shared.repository import Repository
 from shared.results import Classification, Detection, Detections, Embedding
+from tests.support.skipping import cannot_run
 from tests.support.stack import ROOT
 from tests.support.zoo_parts import fetched
 from tests.support.zoo_served import Served
@@ -48,7 +49,7 @@ def samples(fetch: Callable[[Path], list[Any]]) -> list[Any]:
     try:
         return fetch(ROOT / "models")
     except StartupError as error:
-        pytest.skip(error.text)
+        cannot_run(error.text)
 
 
 @pytest.fixture(scope="module")

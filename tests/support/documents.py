@@ -1,14 +1,19 @@
 """The commands and programs of our documents, run as they stand."""
 
+import fcntl
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.skipping import cannot_run
 from tests.support.stack import ROOT
 
 PORTS = (8000, 8001)
@@ -37,9 +42,18 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def busy_ports() -> list[int]:
-    """Of the documents' ports, those that somebody uses on this machine."""
-    return [port for port in PORTS if _in_use(port)]
+@contextmanager
+def own_ports() -> Iterator[None]:
+    """The documents' ports for oneself. Another process of these tests is waited for, but nobody else."""
+    lock = os.open(Path(tempfile.gettempdir(), f"headrace-documents-{os.getuid()}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # bounded by the time limit of the test that waits
+        busy = [port for port in PORTS if _in_use(port)]
+        if busy:
+            cannot_run(f"the documents' ports {busy} are in use on this machine")
+        yield
+    finally:
+        os.close(lock)
 
 
 def _in_use(port: int) -> bool:

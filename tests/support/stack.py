@@ -31,7 +31,8 @@ from shared.repository_writer import add_version
 ROOT = Path(__file__).parent.parent.parent
 START_LIMIT_S = 60.0
 """Importing torch on a cold disk takes seconds; everything else is far below."""
-STOP_LIMIT_S = 10.0
+STOP_LIMIT_S = 20.0
+"""A start that fails has imported everything first; a stop itself is bounded by `supervisor.stop_ms`."""
 STEP_S = 0.02
 """Between looks at a thing that can't notify us (another process's state)."""
 

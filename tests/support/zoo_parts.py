@@ -7,12 +7,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from headrace import zoo
 from headrace.zoo_packages import Package
 from shared.errors import StartupError
 from shared.repository import ModelVersion
+from tests.support.skipping import cannot_run
 from tests.support.stack import ROOT
 
 CACHE = ROOT / ".cache"
@@ -77,5 +76,5 @@ def fetched(name: str, repository: Path) -> ModelVersion:
         return zoo.fetch(name, repository, cache=CACHE)
     except StartupError as error:
         if "can't fetch" in error.text:
-            pytest.skip(error.text)
+            cannot_run(error.text)
         raise
