@@ -28,7 +28,7 @@ from gateway.drops import Point
 from gateway.finish import Finisher
 from gateway.forecast import Forecast, Place
 from gateway.generation_driver import Generation
-from gateway.generation_job import prompt_of
+from gateway.generation_job import prompt_of, too_late
 from gateway.leases import Lease, Leases
 from gateway.metrics import MeasuredRequest, Metrics
 from gateway.pieces import Pieces, kind_of, pieces_of, rows_of
@@ -136,7 +136,7 @@ class Flow:
                         await self.load(model)
                     results = await self.reuse.run(question, lambda: self._computed(question, measured))
             except TimeoutError:
-                raise DeadlineExceeded("the deadline passed before the answer was ready") from None
+                raise too_late(model, question.options, measured.rows, request.times) from None
         self.reuse.keep(question, results)
         return results
 
@@ -168,7 +168,10 @@ class Flow:
         self.generation.check(model, question.options, measured.rows, terms)
         measured.terms = terms
         request.times.admit_s = admitted_s - request.arrived_s
-        return await self.all(model, measured.pieces, request, question.options, terms)
+        try:
+            return await self.all(model, measured.pieces, request, question.options, terms)
+        except DeadlineExceeded:
+            raise too_late(model, question.options, measured.rows, request.times) from None
 
     async def all(
         self, model: ServedModel, pieces: list[Pieces], request: Request, options: Options, terms: Terms

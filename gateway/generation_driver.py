@@ -85,6 +85,7 @@ class Generation(WorkerEvents):
                 times.first_s, times.batch_s = first_s - asked_s, job.ticket.began_s - queued_s
                 times.batch_rows = job.ticket.rows
             texts.append(piece.text)
+            times.tokens = piece.count
             tokens += piece.tokens
             if job.terms.write is not None:
                 await job.terms.write(Part(job.model.name, job.model.version, piece.text, piece.tokens, piece.end))

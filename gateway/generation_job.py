@@ -9,10 +9,11 @@ import msgspec
 
 from gateway.drops import Drops, Point
 from gateway.generation import Ticket
+from gateway.request import StageTimes
 from gateway.served import ServedModel, Terms
 from shared.board import ELSEWHERE, Doing
 from shared.clock import now_s
-from shared.errors import Code, HeadraceError, rebuild
+from shared.errors import Code, DeadlineExceeded, HeadraceError, rebuild
 from shared.generation import GenerationOptions
 from shared.generation_messages import Generate, Piece
 from shared.pipeline import Options
@@ -92,7 +93,8 @@ class Job:
         self.ended = self.ended or piece.end is not None
         before = self._new
         if before is not None:  # its reader is slow
-            piece = Piece(self.ticket.number, before.text + piece.text, [*before.tokens, *piece.tokens], piece.end)
+            text, tokens = before.text + piece.text, [*before.tokens, *piece.tokens]
+            piece = Piece(self.ticket.number, text, tokens, piece.end, count=piece.count)
         self._new = piece
         self._ring()
 
@@ -117,6 +119,17 @@ def generation_options(options: Options) -> GenerationOptions:
     if not isinstance(options, GenerationOptions):
         raise TypeError(f"a pipeline that generates has GenerationOptions, not {type(options).__name__}")
     return options
+
+
+def too_late(model: ServedModel, options: Options, texts: int, times: StageTimes) -> DeadlineExceeded:
+    """Of a request whose time is over; one for texts is told how far they have come."""
+    if not model.pipeline.generates:
+        return DeadlineExceeded("the deadline passed before the answer was ready")
+    most = texts * generation_options(options).max_tokens
+    return DeadlineExceeded(
+        f"the deadline passed after {times.tokens} of {most} tokens (the call's own, or else "
+        "gateway.default_deadline_ms)"
+    )
 
 
 def prompt_of(tensors: list[Tensor], arena: memoryview) -> bytes:

@@ -41,6 +41,8 @@ class Piece(Message):
     """What is new, with log probabilities; empty unless the options ask for them. Not cut where the text is."""
     end: TextEnd | None = None
     failure: Failure | None = None
+    count: int = 0
+    """Tokens that the text has by now; 0 where nothing has grown."""
 
 
 class Generated(Message, tag="generated"):

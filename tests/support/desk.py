@@ -50,6 +50,8 @@ class Outcome:
         self.end: TextEnd | None = None
         self.failure: Failure | None = None
         self.pieces = 0
+        self.count = 0
+        """Tokens, as its newest piece says."""
 
     def add(self, piece: Piece) -> None:
         """Raises AssertionError where something follows the last piece, or a piece says nothing."""
@@ -61,6 +63,7 @@ class Outcome:
         self.tokens += piece.tokens
         self.end, self.failure = piece.end, piece.failure
         self.pieces += 1
+        self.count = piece.count or self.count
 
     @property
     def over(self) -> bool:

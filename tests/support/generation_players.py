@@ -116,7 +116,7 @@ class Writing:
             whole = "".join(chr(self.prompt[place % len(self.prompt)]).upper() for place in range(self.tokens))
             return Piece(job, whole, [], end) if end is not None else None
         told = [Token(ord(letter), letter.encode(), -0.5)] if self.options.logprobs is not None else []
-        return Piece(job, "" if letter == "." else letter, told, end)
+        return Piece(job, "" if letter == "." else letter, told, end, count=self.tokens)
 
 
 class Writers(FakeRouter):

@@ -63,6 +63,11 @@ class Text(abc.ABC):
         """Tokens of the prompt that the state does not know yet."""
         return max(0, len(self.job.prompt) - self.filled)
 
+    @property
+    def grown(self) -> int:
+        """Tokens of its answer after a step: the state does not know the last of them."""
+        return max(0, self.filled + 1 - len(self.job.prompt))
+
     @abc.abstractmethod
     def last_tokens(self) -> list[int]:
         """Of each row, the one that the state does not know yet; only when the whole prompt is known."""

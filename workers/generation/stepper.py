@@ -257,7 +257,7 @@ class Stepper:
     def _say(self, text: Text, said: Said) -> bool:
         """Whether it goes on."""
         if said.text or said.tokens or said.end:
-            self._tell(text, Piece(text.job.number, said.text, said.tokens, said.end))
+            self._tell(text, Piece(text.job.number, said.text, said.tokens, said.end, count=text.grown))
         return said.end is None
 
     def _fail(self, text: Text, failure: Failure) -> None:

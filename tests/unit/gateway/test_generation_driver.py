@@ -273,11 +273,36 @@ async def test_a_deadline_in_the_middle_keeps_what_came(world: TextWorld) -> Non
     reading = world.begin("ab", max_tokens=8, within_s=0.05)
     await world.until("the worker has it", world.router.under_way)
     world.router.step(3)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(
+        DeadlineExceeded, match=r"after 3 of 8 tokens \(the call's own, or else gateway\.default_deadline_ms"
+    ):
         await reading.end()
     assert reading.text == "ABA"
     assert world.router.cancels() == [1]
     world.router.step()
+    assert world.at_rest()
+
+
+async def test_a_deadline_of_many_texts_counts_the_tokens_of_all_of_them(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    asking = asyncio.create_task(world.answer("ab", "cd", max_tokens=8, within_s=0.05))
+    await world.until("the worker has both", lambda: world.router.under_way() == 2)
+    world.router.step(3)
+    with pytest.raises(DeadlineExceeded, match="after 6 of 16 tokens"):
+        await asking
+    world.router.step()
+    assert world.at_rest()
+
+
+async def test_a_worker_that_sees_the_deadline_first_says_no_less(world: TextWorld) -> None:
+    world.router.steps_by_itself = False
+    reading = world.begin("ab", max_tokens=8)
+    await world.until("the worker has it", world.router.under_way)
+    world.router.step(2)
+    await world.until("two letters", lambda: reading.text == "AB")
+    world.give_back(next(iter(world.workers.workers())), "deadline_exceeded")
+    with pytest.raises(DeadlineExceeded, match="after 2 of 8 tokens"):
+        await reading.end()
     assert world.at_rest()
 
 

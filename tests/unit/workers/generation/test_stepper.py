@@ -126,9 +126,11 @@ def test_those_that_run_get_a_token_in_each_step_while_a_long_prompt_is_read() -
     joins = desk.ask([5] * 17, max_tokens=4)
     for number in range(5):
         assert (runs.pieces, joins.pieces) == (1 + number, 0)
+        assert (runs.count, joins.count) == (1 + number, 0)
         desk.step()
     assert (runs.pieces, joins.pieces) == (6, 1), "17 tokens are read in five portions of at most 4"
     desk.finish()
+    assert (runs.count, joins.count) == (20, 4)
     assert joins.text == text_of(expected([5] * 17, 4))
 
 
