@@ -89,6 +89,18 @@ async def test_a_unary_call_and_one_of_many_rows_get_whole_texts() -> None:
     assert unpack_bytes(many.infer_response.raw_output_contents[0], 2) == [b"AB", b"CD"]
 
 
+async def test_log_probabilities_are_a_parameter_of_the_answer() -> None:
+    given = {"logprobs": pb.InferParameter(int64_param=0)}
+    async with calling(stack()) as stub:
+        answers = [answer async for answer in stub.ModelStreamInfer(iter([asking("ab", parameters=given)]))]
+        whole = await stub.ModelInfer(asking("ab", parameters=given))
+        with pytest.raises(grpc.aio.AioRpcError, match="logprobs is for requests of one text; this one has 2"):
+            await stub.ModelInfer(asking("ab", "cd", parameters=given))
+    parts = [json.loads(one.infer_response.parameters["logprobs"].string_param) for one in answers]
+    assert [[token["id"] for token in part] for part in parts] == [[65], [66]]
+    assert [token["text"] for token in json.loads(whole.parameters["logprobs"].string_param)] == ["A", "B"]
+
+
 async def test_a_text_that_breaks_is_an_error_after_its_parts() -> None:
     made = stack()
     made.flow.breaks = "C"
@@ -187,6 +199,16 @@ async def test_generate_stream_is_server_sent_events() -> None:
     assert made.outcomes.counts == {("RestGenerateStream", "ok"): 1}
 
 
+async def test_log_probabilities_come_beside_the_text() -> None:
+    async with site() as made:
+        body = {"text_input": "ab", "parameters": {"logprobs": 0, "stream": True}}
+        whole = (await made.client.post(GENERATE, json=body)).json()
+        events = events_of((await made.client.post(STREAM, json=body)).text)
+    first, second = ({"id": ord(one), "text": one, "bytes": [ord(one)], "logprob": -0.5} for one in "AB")
+    assert whole["logprobs"] == [first, second]
+    assert [event["logprobs"] for event in events] == [[first], [second]]
+
+
 async def test_events_come_while_the_text_grows() -> None:
     async with site() as made:
         made.flow.steps = asyncio.Queue()
@@ -239,6 +261,15 @@ async def test_closing_the_connection_ends_the_text() -> None:
     [
         (GENERATE, {}, 400, "missing required field"),
         (GENERATE, {"text_input": ""}, 400, "text_input is empty"),
+        (GENERATE, {"text_input": "a", "max_tokens": 5}, 400, "'max_tokens' is no field of the request, which has"),
+        (STREAM, {"text_input": "a", "temperature": 1}, 400, "options belong in parameters"),
+        (
+            GENERATE,
+            {"text_input": "a", "parameters": {"max_token": 5}},
+            400,
+            "parameter 'max_token' is unknown; known: max",
+        ),
+        (GENERATE, {"text_input": "a", "parameters": {"best_of": None}}, 400, "parameter 'best_of' is unknown"),
         (STREAM, {"text_input": 7}, 400, "expected `str`".replace("`", "'")),
         (STREAM, {"text_input": "a", "parameters": {"timeout": "x"}}, 400, "parameter 'timeout' is 'x'"),
         ("/v2/models/identity/generate", {"text_input": "a"}, 400, "model 'identity' generates no text"),

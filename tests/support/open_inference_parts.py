@@ -21,7 +21,7 @@ from shared.pipelines._yolo import YoloRows
 from shared.pipelines.image_classification import ImageClassification, ImageClassificationConfig
 from shared.pipelines.object_detection import ObjectDetection, ObjectDetectionConfig
 from shared.pipelines.tensor import DeclaredTensor, TensorConfig, TensorPipeline
-from shared.results import Classification, Detection, Detections, FinishReason, Label, Tensors, Text, TextEnd
+from shared.results import Classification, Detection, Detections, FinishReason, Label, Tensors, Text, TextEnd, Token
 from shared.results import Result as FlowResult
 from shared.settings import Settings
 from shared.tensors import RawTensor, Tensor
@@ -141,7 +141,7 @@ class Echo:
             if letter == self.breaks:
                 raise ProcessLost("the worker was lost")
             end = TextEnd(FinishReason.LENGTH, len(letters), place) if place == len(letters) else None
-            await write(Part(request.model, VERSION, letter, [], end))
+            await write(Part(request.model, VERSION, letter, _tokens(request, letter), end))
 
     async def until(self, wanted: Callable[["Echo"], bool], what: str, limit_s: float = 5.0) -> None:
         """Wait for a state of the fake; the failure says what was awaited."""
@@ -170,10 +170,16 @@ def _echoed(model: ServedModel, request: Request, number: int) -> FlowResult:
         return Detections([Detection(Label(first % 2, "cat", 0.5), 1.5, 2.5, 30.0, 40.0)], 80, 60)
     if model.pipeline.generates:
         text = bytes(raw.data).decode().upper()
-        return Text(text, TextEnd(FinishReason.LENGTH, len(text), len(text)))
+        return Text(text, TextEnd(FinishReason.LENGTH, len(text), len(text)), _tokens(request, text))
     k = int(request.options.get("top_k", 5))
     best = [Label((first + place) % 4, f"label {(first + place) % 4}", 0.5 / (place + 1)) for place in range(min(k, 4))]
     return Classification(best)
+
+
+def _tokens(request: Request, letters: str) -> list[Token]:
+    """A letter each, where they are asked for."""
+    asked = "logprobs" in request.options
+    return [Token(ord(letter), letter.encode(), -0.5) for letter in letters] if asked else []
 
 
 def _as_output(name: str, tensor: RawTensor) -> Tensor:

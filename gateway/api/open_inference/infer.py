@@ -92,14 +92,15 @@ class Infer:
             return place.read()
 
         raw = inputs.raw_inputs(model, view, request, self._limits, data_of)
+        options = parameters.options(request.parameters, model.pipeline.options_type)
+        if model.pipeline.generates:
+            texts.check_asked(options, len(raw))
         return Request(
             model=model.name,
             version=model.version if request.version else "",
             request_id="",
             inputs=raw,
-            options=outputs.with_classes_asked(
-                model, parameters.options(request.parameters, model.pipeline.options_type), request.outputs
-            ),
+            options=outputs.with_classes_asked(model, options, request.outputs),
             priority=parameters.priority(request.parameters),
             routing_key=parameters.routing_key(request.parameters),
             reuse=parameters.reuse(request.parameters),

@@ -1,7 +1,7 @@
 """Parameters of a request: the protocol's reserved ones, the pipeline's options by name; others are ignored."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -38,6 +38,17 @@ def check(parameters: Parameters) -> None:
         types, text = reserved
         if type(value) not in types or (type(value) is int and value < 0):
             raise InvalidInput(f"parameter {shown(name)} is {shown(str(value))}; it takes {text}")
+
+
+def check_known(names: Iterable[str], options_type: type[Options], also: Collection[str] = ()) -> None:
+    """Raises InvalidInput for a parameter that is neither reserved nor an option of the model.
+
+    Where the protocol leaves it to us: its own infer ignores what it does not know.
+    """
+    known = [*_readers(options_type), *(name for name in _RESERVED if name != _EMPTY_FINAL)]
+    for name in names:
+        if name not in known and name not in _RESERVED and name not in also:
+            raise InvalidInput(f"parameter {shown(name)} is unknown; known: {', '.join(known)}")
 
 
 def deadline_s(request: InferRequest) -> float:

@@ -57,7 +57,8 @@ DOCS: tuple[Operation, ...] = (
         "Text",
         "Generate a text",
         "`parameters` are the options of generation (max_tokens, temperature, top_k, top_p, repetition_penalty, seed, "
-        "stop, stop_token_ids, beams, length_penalty) and those of infer, `timeout` in microseconds among them.",
+        "stop, stop_token_ids, beams, length_penalty, logprobs) and those of infer, `timeout` in microseconds among "
+        "them; any other one is refused. With `logprobs` the answer has a list of that name, a token an entry.",
         f"{HOST}/v2/models/writer/generate -d '{msgspec.json.encode(_GENERATE_REQUEST).decode()}'",
         _GENERATE_ANSWER,
         {"application/json": {"example": _GENERATE_REQUEST}},

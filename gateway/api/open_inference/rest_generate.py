@@ -1,5 +1,6 @@
 """`/v2/models/…/generate` and `generate_stream`: Triton's extension for text, JSON without tensors."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from gateway.api.open_inference import datatypes
 from gateway.api.open_inference.infer import log_id
 from gateway.api.open_inference.model import InferInput, InferRequest, InferResponse, Parameter
 from gateway.api.open_inference.models import TEXT_INPUT, TEXT_OUTPUT, Served, find
+from gateway.api.open_inference.parameters import check_known
 from gateway.api.open_inference.service import OpenInference
+from gateway.api.open_inference.texts import LOGPROBS
 from gateway.api.parse import shown
 from gateway.request import StageTimes
 from shared.errors import InvalidInput
@@ -20,7 +23,12 @@ from shared.tensors import pack_bytes, unpack_bytes
 _encode = msgspec.json.Encoder().encode
 
 
-class _Body(msgspec.Struct):
+_UNKNOWN = re.compile(r"unknown field '(.*?)'")
+_STREAM = frozenset({"stream"})
+"""What clients of other servers send with every request; here the endpoint says it, so it changes nothing."""
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
     text_input: str
     id: str = ""
     parameters: dict[str, Parameter | list[Any] | None] = {}
@@ -53,7 +61,8 @@ class Texts:
         model = find(self._parts.models, params["model"], params.get("version", ""))  # before the body is read
         if not model.pipeline.generates:
             raise InvalidInput(f"model {shown(model.name)} generates no text; ask it by infer")
-        body = await call.json(_Body)
+        body = await _body(call)
+        check_known(body.parameters, model.pipeline.options_type, _STREAM)
         if not body.text_input:
             raise InvalidInput(f"{TEXT_INPUT} is empty; at least one character is needed")
         call.request_id = log_id(body.id, call.request_id)
@@ -61,6 +70,19 @@ class Texts:
         if type(timeout_us) is int and timeout_us > 0:
             call.deadline_s = self._edge.limited(call.arrived_s, timeout_us / 1e6)
         return _request(model, params.get("version", ""), body, call)
+
+
+async def _body(call: HttpCall) -> _Body:
+    """Raises InvalidInput, also for an option that is no parameter."""
+    try:
+        return await call.json(_Body)
+    except InvalidInput as error:
+        unknown = _UNKNOWN.search(error.text)
+        if unknown is None:
+            raise
+        fields = ", ".join(_Body.__struct_fields__)
+        text = f"{shown(unknown[1])} is no field of the request, which has {fields}: options belong in parameters"
+        raise InvalidInput(text) from None
 
 
 def _request(model: Served, version: str, body: _Body, call: HttpCall) -> InferRequest:
@@ -83,7 +105,10 @@ def _told(answer: InferResponse) -> dict[str, Any]:
     text = next(output for output in answer.outputs if output.name == TEXT_OUTPUT)
     told: dict[str, Any] = {"id": answer.id} if answer.id else {}
     told |= {"model_name": answer.model, "model_version": answer.version}
-    return told | {TEXT_OUTPUT: unpack_bytes(text.data, 1)[0].decode(), **answer.parameters}
+    told |= {TEXT_OUTPUT: unpack_bytes(text.data, 1)[0].decode(), **answer.parameters}
+    if LOGPROBS in told:
+        told[LOGPROBS] = msgspec.Raw(told[LOGPROBS].encode())  # here it can be JSON itself
+    return told
 
 
 class _Reader:
