@@ -52,7 +52,7 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     """With each token its log probability, and those of so many of the likeliest."""
     length_penalty: float | None
-    """Beam search: above 0 favours longer texts."""
+    """Beam search compares log probability / tokens ^ this: the higher, the more it favours longer texts."""
 
 
 def wire_generate(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> pb.GenerateRequest:  # noqa: ANN401 - protobuf checks each field

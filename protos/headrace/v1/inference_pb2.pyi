@@ -255,7 +255,9 @@ class Options(_message.Message):
     Unset: none.
     """
     length_penalty: _builtins.float
-    """Beam search: above 0 favours longer texts, -10..10."""
+    """Beam search compares log probability / tokens ^ this: the higher, the more it favours longer texts; 0 compares the
+    plain sums. -10..10.
+    """
     @_builtins.property
     def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Detection: only boxes of these classes, by name. Empty: of all."""
