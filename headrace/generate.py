@@ -14,6 +14,7 @@ from rich.progress import track
 from headrace.client import Client
 from headrace.client_errors import InferenceError
 from headrace.client_text import GenerateOptions, Prompt, TextSoFar
+from headrace.client_tokens import Token
 from headrace.many_inputs import Server, reason_of
 from headrace.output import json_line, literal, printable
 
@@ -148,11 +149,23 @@ def _row(done: Done) -> dict[str, Any]:
         return {**row, "error": {"reason": done.error.reason, "text": reason_of(done.error)}}
     return {
         **row,
+        **({"tokens": [_token(one) for one in text.tokens]} if text.tokens else {}),
         "finished": asdict(text.finished) if text.finished is not None else None,
         "model": text.model,
         "version": text.version,
         "request_id": text.request_id,
         "server_timing": asdict(text.server_timing),
+    }
+
+
+def _token(one: Token) -> dict[str, Any]:
+    """A token may be part of a character: its bytes, too."""
+    return {
+        "id": one.id,
+        "text": one.data.decode(errors="replace"),
+        "bytes": list(one.data),
+        "logprob": one.logprob,
+        "alternatives": [_token(other) for other in one.alternatives],
     }
 
 

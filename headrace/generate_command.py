@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
 
 def generate(  # noqa: PLR0913 - one parameter per option
     prompt: Annotated[
-        str, typer.Argument(help="The text to continue; - or nothing: standard input.", show_default=False)
-    ] = "",
+        str | None, typer.Argument(help="The text to continue; - or nothing: standard input.", show_default=False)
+    ] = None,
     *,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Many prompts, one a line, instead.", show_default=False)
@@ -35,10 +35,26 @@ def generate(  # noqa: PLR0913 - one parameter per option
         typer.Option(min=0, help="0: always the likeliest token; higher is more varied.", show_default=False),
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Draw from this share of probability.", show_default=False)
+        float | None,
+        typer.Option(help="Draw from this share of probability, above 0 to 1.", show_default=False),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=0, help="Draw from so many of the likeliest tokens.", show_default=False)
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=10, help="Above 1: tokens that have occurred become less likely.", show_default=False
+        ),
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=20,
+            help="With --json: each token with its log probability, and so many of the likeliest.",
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="The same seed gives the same text.", show_default=False)
@@ -71,12 +87,18 @@ def generate(  # noqa: PLR0913 - one parameter per option
     from headrace.many_inputs import Server  # noqa: PLC0415
     from shared.settings_loader import load  # noqa: PLC0415 - imports pydantic
 
+    if top_p is not None and not 0 < top_p <= 1:
+        raise StartupError(ExitCode.BAD_SETTINGS, f"--top-p is {top_p:g}: it is above 0 and at most 1")
+    if logprobs is not None and not as_json:
+        raise StartupError(ExitCode.BAD_SETTINGS, "--logprobs needs --json: they are told there")
     prompts = _prompts(prompt, file)
     options = GenerateOptions(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        logprobs=logprobs,
         seed=seed,
         stop=stop or None,
         beams=beams,
@@ -85,12 +107,14 @@ def generate(  # noqa: PLR0913 - one parameter per option
     raise typer.Exit(run(prompts, Wanted(model, options, system, chat), server, as_json=as_json))
 
 
-def _prompts(prompt: str, file: Path | None) -> list[str]:
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
     """What to continue. Raises StartupError."""
-    if file is not None and prompt:
+    if file is not None and prompt is not None:
         raise StartupError(ExitCode.BAD_SETTINGS, "give a prompt or --file, not both")
+    if prompt == "":
+        raise StartupError(ExitCode.BAD_SETTINGS, "the prompt is empty: it has at least one character")
     if file is None:
-        return [prompt if prompt and prompt != "-" else _decoded(_standard_input(), "standard input")]
+        return [_decoded(_standard_input(), "standard input") if prompt is None or prompt == "-" else prompt]
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_PROMPT_BYTES + 1)

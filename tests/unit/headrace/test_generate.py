@@ -46,6 +46,27 @@ async def test_json_has_the_text_and_how_it_ended(capsys: pytest.CaptureFixture[
     assert row["server_timing"]["first_ms"] == 1.0
 
 
+async def test_json_has_the_tokens_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ran(Flow(), ["ab"], Wanted("", GenerateOptions(logprobs=0)), as_json=True) == 0
+    first, _ = json.loads(capsys.readouterr().out)["tokens"]
+    assert first == {"id": 65, "text": "A", "bytes": [65], "logprob": -0.5, "alternatives": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "the prompt is empty"),
+        (["a", "--logprobs", "2"], "--logprobs needs --json"),
+        (["a", "--top-p", "0"], "--top-p is 0: it is above 0 and at most 1"),
+        (["", "--file", "prompts.txt"], "give a prompt or --file"),
+    ],
+)
+def test_what_can_not_be_asked_is_said_before_anything_is_sent(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    assert result.exit_code != 0
+    assert said in f"{result.output} {result.exception}"
+
+
 async def test_many_prompts_are_answered_in_their_order_and_no_more_at_a_time_than_may(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -107,7 +128,7 @@ class _Terminal(io.StringIO):
 def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\n two\r\nthree")
-    assert _prompts("", file) == ["one", " two", "three"]
+    assert _prompts(None, file) == ["one", " two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -118,14 +139,14 @@ def test_a_file_without_prompts(tmp_path: Path, content: bytes, said: str) -> No
     file = tmp_path / "prompts.txt"
     file.write_bytes(content)
     with pytest.raises(StartupError, match=said):
-        _prompts("", file)
+        _prompts(None, file)
 
 
 def test_a_prompt_and_a_file_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="not both"):
         _prompts("ab", tmp_path / "prompts.txt")
     with pytest.raises(StartupError, match="can't be read"):
-        _prompts("", tmp_path / "prompts.txt")
+        _prompts(None, tmp_path / "prompts.txt")
 
 
 async def test_standard_input_is_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
