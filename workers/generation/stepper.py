@@ -44,6 +44,7 @@ class Stepper:
         self._reading: list[Text] = []
         self._running: list[Text] = []
         self._cancelled: set[tuple[Hashable, int]] = set()
+        self._shortest = False  # whose turn it was among the prompts that are read
         self._rows = 0
         """Of the state, that hold something."""
         self._pieces: dict[Hashable, list[Piece]] = {}
@@ -174,15 +175,24 @@ class Stepper:
         """Part of the prompts; those that are read through get their first token, and run."""
         if not self._reading:
             return
-        counts = portions([text.unread for text in self._reading], self._portion)
-        texts, self._reading = self._reading[: len(counts)], self._reading[len(counts) :]
+        first = self._next_to_read()
+        counts = portions([text.unread for text in self._reading[first:]], self._portion)
+        last = first + len(counts)
+        before, texts, after = self._reading[:first], self._reading[first:last], self._reading[last:]
         feeds = [
             Feed(text.job.prompt[text.filled : text.filled + count], text.filled)
             for text, count in zip(texts, counts, strict=True)
         ]
         left = self._extend(texts[0].places[0], texts, feeds)
         self._running += [text for text in left if not text.unread]
-        self._reading[:0] = [text for text in left if text.unread]
+        self._reading = [*before, *(text for text in left if text.unread), *after]
+
+    def _next_to_read(self) -> int:
+        """In turns what came first and what has the least left: a short prompt need not wait for a long one."""
+        self._shortest = not self._shortest
+        if not self._shortest:
+            return 0
+        return min(range(len(self._reading)), key=lambda number: self._reading[number].unread)
 
     def _extend(self, first_row: int, texts: Sequence[Text], feeds: Sequence[Feed]) -> list[Text]:
         """Extend all rows of these texts, and choose what comes next where a prompt is read through.

@@ -141,6 +141,25 @@ def test_short_prompts_are_read_together() -> None:
     assert [outcome.pieces for outcome in outcomes] == [1, 1, 1, 1]
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_the_long_one_for_ever() -> None:
+    desk = Desk(NETWORK, portion=4)
+    long = desk.ask([5] * 23, max_tokens=2)
+    desk.step()
+    desk.step()
+    short = desk.ask([1, 2, 3], max_tokens=2)
+    desk.step()
+    desk.step()
+    assert short.pieces, "at the latest every other portion is for the shortest"
+    assert not long.pieces
+    for number in range(12):
+        if not long.pieces:
+            desk.ask([number + 1, 2, 3], max_tokens=1)
+            desk.step()
+    assert long.pieces, "and every other one for who came first"
+    desk.finish()
+    assert (short.text, long.text) == (text_of(expected([1, 2, 3], 2)), text_of(expected([5] * 23, 2)))
+
+
 def test_a_text_that_is_cancelled_leaves_with_the_next_step_wherever_it_is() -> None:
     desk = Desk(NETWORK, Capacity(2, 96, 48), portion=4)
     running = desk.ask([1, 2, 3], max_tokens=20)
