@@ -255,6 +255,19 @@ def test_a_killed_worker_ends_what_has_grown_and_nothing_else(own: Site) -> None
 
 
 @pytest.mark.alone
+def test_a_stop_that_cannot_wait_for_a_text_says_so_after_what_has_grown(tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", repository(tmp_path / "models"), gateway={"drain_ms": 100})
+    with serving(site) as server, Client(site.grpc, timeout_s=60, max_attempts=1) as client:
+        text = client.generate(ENDLESS, max_tokens=1000)
+        begun = next(text)
+        server.signal(signal.SIGTERM)
+        with pytest.raises(Unavailable, match="the server is stopping"):
+            text.whole()
+        assert text.text.startswith(begun)
+        assert server.wait() == 0
+
+
+@pytest.mark.alone
 def test_a_version_stays_until_its_last_text_has_ended(own: Site) -> None:
     with serving(own), Client(own.grpc, timeout_s=60) as client:
         with client.generate(ENDLESS, max_tokens=1000) as text:
