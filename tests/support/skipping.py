@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-MUST_RUN = "HEADRACE_TESTS_MUST_RUN"
+MUST_RUN = "TESTS_MUST_RUN"
 """Set by `.ci/run`: there a registry that can't be reached, or a port that somebody else has, would hide tests."""
 
 
