@@ -191,6 +191,7 @@ def test_one_text_as_a_plain_upload(site: Site, client: Client, tokeniser: Token
     told = uploaded(site, "/v1/embed?model=embed", TEXTS[0]).json()
     np.testing.assert_allclose(told["embedding"], reference([TEXTS[0]], tokeniser)[0], atol=1e-5)
     assert (told["tokens"], told["truncated"]) == (10, False)
+    assert uploaded(site, "/v1/embed", TEXTS[0]).json()["model"] == "embed", "the only one of this task"
     raw = uploaded(site, "/v1/embed?model=embed&normalize=false", TEXTS[0]).json()["embedding"]
     assert abs(np.linalg.norm(raw) - 1) > 0.1
     found = uploaded(site, "/v1/entities?model=tag", TEXTS[4]).json()
@@ -208,7 +209,6 @@ def test_one_text_as_a_plain_upload(site: Site, client: Client, tokeniser: Token
         ("/v1/embed?model=embed&truncate=false", "mill " * 99, "text has 101 tokens; the model takes 64"),
         ("/v1/entities?model=tag&score_threshold=nan", "a", "options.score_threshold is nan"),
         ("/v1/embed?model=tag", "a", "model 'tag' does not answer with a vector"),
-        ("/v1/embed", "a", "of the served models several take text"),
     ],
 )
 def test_mistakes_of_a_plain_upload_are_told(site: Site, path: str, text: str, told: str) -> None:
