@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from shared.errors import ExitCode, InvalidOption, StartupError
+from shared.errors import ExitCode, StartupError
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
+from shared.pipelines._labels import best_of, best_specs, check_top_k, class_scores, named
 from shared.results import Classification, Label, Result
 from shared.tensors import Array, TensorSpec
 
@@ -111,11 +112,7 @@ class FileClassification(Pipeline[FileClassificationOptions]):
     def parse_options(self, given: dict[str, Any]) -> FileClassificationOptions:
         """Refuses more classes than leave the worker. Raises InvalidOption."""
         options = super().parse_options(given)
-        if "top_k" in given and options.top_k > self.config.max_top_k:
-            raise InvalidOption(
-                f"options.top_k is {options.top_k}: this model gives at most {self.config.max_top_k} "
-                "(preprocessing.max_top_k)"
-            )
+        check_top_k(given, options.top_k, self.config.max_top_k)
         return options
 
     def preprocess(self, item: RawInput, options: FileClassificationOptions, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
@@ -135,11 +132,8 @@ class FileClassification(Pipeline[FileClassificationOptions]):
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Scores [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
-        scores = outputs[0].float()
-        if scores.ndim != 2 or scores.shape[1] != self.classes:
-            raise ValueError(f"the network gives {list(scores.shape[1:])} numbers a row, labels say {self.classes}")
-        best = (scores.softmax(1) if self.config.logits else scores).topk(self._spec.outputs[0].shape[0], dim=1)
-        return best.values, best.indices.int()
+        scores = class_scores(outputs, self.classes)
+        return best_of(scores.softmax(1) if self.config.logits else scores, self._spec.outputs[0].shape[0])
 
     def postprocess(
         self, outputs: list[Array], context: dict[str, Any], options: FileClassificationOptions
@@ -156,7 +150,7 @@ class FileClassification(Pipeline[FileClassificationOptions]):
         return RawInput(kind="file", data=b'#!/bin/sh\nset -e\nfor name in *.txt; do\n  wc -l "$name"\ndone\n')
 
     def _judged(self, scores: list[float], classes: list[int], options: FileClassificationOptions) -> list[Label]:
-        guesses = [Label(number, self.labels[number], score) for number, score in zip(classes, scores, strict=True)]
+        guesses = named(self.labels, classes, scores)
         best = guesses[0]
         told = self._told(best.name, best.score)
         labels = [self._label(told, best.score), *(guess for guess in guesses if guess.name != told)]
@@ -214,13 +208,9 @@ def _put(row: Array, at: int, content: bytes) -> None:
 
 
 def _make_spec(config: FileClassificationConfig, classes: int) -> PipelineSpec:
-    k = min(config.max_top_k, classes)
     length = config.head_bytes + config.tail_bytes
     return PipelineSpec(
         kind="file",
         inputs=(TensorSpec(name="bytes", datatype="INT32", shape=(length,), maximum=max(config.padding + 1, 256)),),
-        outputs=(
-            TensorSpec(name="scores", datatype="FP32", shape=(k,)),
-            TensorSpec(name="classes", datatype="INT32", shape=(k,), maximum=classes),
-        ),
+        outputs=best_specs(classes, config.max_top_k),
     )

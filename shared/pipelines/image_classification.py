@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 
-from shared.errors import InvalidOption
 from shared.image_example import gradient_png
 from shared.pipeline import Config, Options, Pipeline, PipelineSpec, Prepared, RawInput
-from shared.pipelines._labels import count_classes
+from shared.pipelines._labels import best_of, best_specs, check_top_k, class_scores, count_classes, named
 from shared.pipelines._pixels import Colours, PixelScale, Positive
-from shared.results import Classification, Label, Result
+from shared.results import Classification, Result
 from shared.tensors import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -72,11 +71,7 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
     def parse_options(self, given: dict[str, Any]) -> ImageClassificationOptions:
         """Refuses more classes than leave the worker. Raises InvalidOption."""
         options = super().parse_options(given)
-        if "top_k" in given and options.top_k > self.config.max_top_k:
-            raise InvalidOption(
-                f"options.top_k is {options.top_k}: this model gives at most {self.config.max_top_k} "
-                "(preprocessing.max_top_k)"
-            )
+        check_top_k(given, options.top_k, self.config.max_top_k)
         return options
 
     def preprocess(self, item: RawInput, options: ImageClassificationOptions, out: list[Array]) -> Prepared:  # noqa: ARG002 - the hook's signature
@@ -92,13 +87,7 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Logits [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
-        import torch  # noqa: PLC0415 - the worker only
-
-        logits = outputs[0].float()
-        if logits.ndim != 2 or logits.shape[1] != self.classes:
-            raise ValueError(f"the network gives {list(logits.shape[1:])} numbers a row, labels say {self.classes}")
-        best = torch.softmax(logits, dim=1).topk(self._spec.outputs[0].shape[0], dim=1)
-        return best.values, best.indices.int()
+        return best_of(class_scores(outputs, self.classes).softmax(1), self._spec.outputs[0].shape[0])
 
     def postprocess(
         self,
@@ -109,27 +98,16 @@ class ImageClassification(Pipeline[ImageClassificationOptions]):
         """One Classification per row, the first `top_k` classes."""
         scores = outputs[0][:, : options.top_k].tolist()
         classes = outputs[1][:, : options.top_k].tolist()
-        return [Classification(labels=self._labels_of(*row)) for row in zip(classes, scores, strict=True)]
+        return [Classification(named(self.labels, *row)) for row in zip(classes, scores, strict=True)]
 
     def example(self) -> RawInput:
         """A colour gradient, a little larger than the network's input, as PNG."""
         return RawInput(kind="image", data=gradient_png(round(self.config.size / self.config.crop_fraction)))
 
-    def _labels_of(self, classes: list[int], scores: list[float]) -> list[Label]:
-        names = self.labels
-        return [
-            Label(index=index, name=names[index] if index < len(names) else "", score=score)
-            for index, score in zip(classes, scores, strict=True)
-        ]
-
 
 def _make_spec(config: ImageClassificationConfig, classes: int) -> PipelineSpec:
-    k = min(config.max_top_k, classes)
     return PipelineSpec(
         kind="image",
         inputs=(TensorSpec(name="image", datatype="UINT8", shape=(config.size, config.size, 3)),),
-        outputs=(
-            TensorSpec(name="scores", datatype="FP32", shape=(k,)),
-            TensorSpec(name="classes", datatype="INT32", shape=(k,), maximum=classes),
-        ),
+        outputs=best_specs(classes, config.max_top_k),
     )

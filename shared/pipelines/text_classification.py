@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from shared.errors import InvalidOption
 from shared.pipeline import Config
-from shared.pipelines._labels import count_classes
-from shared.results import Classification, Label, Result
+from shared.pipelines._labels import best_of, best_specs, check_top_k, class_scores, count_classes, named
+from shared.results import Classification, Result
 from shared.tensors import Array, TensorSpec
 from shared.text_pipeline import TextConfig, TextOptions, TextPipeline
 
@@ -55,30 +54,20 @@ class TextClassification(TextPipeline[TextClassificationOptions]):
 
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`scores` FP32 [k] and `classes` INT32 [k], best first."""
-        k = min(self.config.max_top_k, self.classes)
-        return (
-            TensorSpec(name="scores", datatype="FP32", shape=(k,)),
-            TensorSpec(name="classes", datatype="INT32", shape=(k,), maximum=self.classes),
-        )
+        return best_specs(self.classes, self.config.max_top_k)
 
     def parse_options(self, given: dict[str, Any]) -> TextClassificationOptions:
         """Refuses more classes than leave the worker. Raises InvalidOption."""
         options = super().parse_options(given)
-        if "top_k" in given and options.top_k > self.config.max_top_k:
-            raise InvalidOption(
-                f"options.top_k is {options.top_k}: this model gives at most {self.config.max_top_k} "
-                "(preprocessing.max_top_k)"
-            )
+        check_top_k(given, options.top_k, self.config.max_top_k)
         return options
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Logits [n, classes] → float32 probabilities [n, k] and int32 class numbers [n, k], best first."""
-        logits = outputs[0].float()
-        if logits.ndim != 2 or logits.shape[1] != self.classes:
-            raise ValueError(f"the network gives {list(logits.shape[1:])} numbers a row, labels say {self.classes}")
-        scores = logits.sigmoid() if self.config.multi_label else logits.softmax(1)
-        best = scores.topk(self.spec.outputs[0].shape[0], dim=1)
-        return best.values, best.indices.int()
+        logits = class_scores(outputs, self.classes)
+        return best_of(
+            logits.sigmoid() if self.config.multi_label else logits.softmax(1), self.spec.outputs[0].shape[0]
+        )
 
     def postprocess(
         self,
@@ -90,11 +79,6 @@ class TextClassification(TextPipeline[TextClassificationOptions]):
         scores = outputs[0][:, : options.top_k].tolist()
         classes = outputs[1][:, : options.top_k].tolist()
         return [
-            Classification(
-                [self._label(*pair) for pair in zip(*row, strict=True) if pair[1] >= options.score_threshold]
-            )
+            Classification([label for label in named(self.labels, *row) if label.score >= options.score_threshold])
             for row in zip(classes, scores, strict=True)
         ]
-
-    def _label(self, index: int, score: float) -> Label:
-        return Label(index, self.labels[index] if index < len(self.labels) else "", score)

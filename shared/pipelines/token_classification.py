@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from shared.pipeline import Config
-from shared.pipelines._labels import count_classes
+from shared.pipelines._labels import class_scores, count_classes
 from shared.results import Entities, Entity, Label, Result
 from shared.tensors import Array, TensorSpec
 from shared.text_pipeline import TextConfig, TextOptions, TextPipeline
@@ -87,10 +87,7 @@ class TokenClassification(TextPipeline[TokenClassificationOptions]):
 
     def head(self, outputs: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
         """Logits [n, length, classes] → the best class of each token with its probability, [n, length] each."""
-        logits = outputs[0].float()
-        if logits.ndim != 3 or logits.shape[2] != self.classes:
-            raise ValueError(f"the network gives {list(logits.shape[1:])} numbers a row, labels say {self.classes}")
-        best = logits.softmax(2).max(2)
+        best = class_scores(outputs, self.classes, dimensions=3).softmax(2).max(2)
         return best.values, best.indices.int()
 
     def postprocess(
