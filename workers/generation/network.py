@@ -4,6 +4,7 @@ A *row* is one sequence's place in the state. The worker says which rows are ext
 tokens each row had before; the network keeps no count of its own.
 """
 
+import abc
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -23,7 +24,7 @@ class State(Protocol):
         """Row i becomes what row `rows[i]` was, which may occur twice; all other rows are forgotten."""
 
 
-class GeneratingNetwork(nn.Module):
+class GeneratingNetwork(nn.Module, abc.ABC):
     """Base class. The worker calls it under `torch.inference_mode()`, from one thread at a time."""
 
     context: int
@@ -33,10 +34,11 @@ class GeneratingNetwork(nn.Module):
     token_bytes: int
     """Bytes of the state per row and token."""
 
+    @abc.abstractmethod
     def new_state(self, rows: int, tokens: int) -> State:
         """A state with room for so many rows of so many tokens, none of them known."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def extend(self, tokens: Tensor, counts: Tensor, lengths: Tensor, state: State, first_row: int) -> Tensor:
         """Add tokens to the rows `first_row` .. `first_row + b - 1` of the state, and say what may come next.
 
@@ -47,4 +49,3 @@ class GeneratingNetwork(nn.Module):
         tokens alone. The same call may come again after it has raised, or for fewer rows, with the same `lengths`: what
         the state holds from there on counts for nothing.
         """
-        raise NotImplementedError
