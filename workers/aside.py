@@ -3,7 +3,6 @@
 On a CPU one pass of a new network may take as long as many batches of a small one, which would all wait behind it.
 """
 
-import os
 import queue
 import threading
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from shared.messages import BatchDone
 from workers.backends.base import Device
 from workers.engine import BatchRun
 from workers.loaded import LoadedVersion
+from workers.mailbox import Mailbox
 from workers.pace import step_back
 from workers.session import Manner, Session, manner
 
@@ -41,13 +41,12 @@ class Aside:
         self._device = device
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # at most one a version
         self._under_way: dict[BatchRun, Session] = {}
-        self._outcomes: queue.SimpleQueue[Ran | BaseException] = queue.SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._mail: Mailbox[Ran | BaseException] = Mailbox()
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
         """Becomes readable when `outcomes` has something."""
-        return self._wake
+        return self._mail.fileno()
 
     def start(self, session: Session, run: BatchRun) -> None:
         """Run a batch of a version that runs no other one meanwhile; it is among the outcomes later."""
@@ -63,14 +62,7 @@ class Aside:
 
     def outcomes(self) -> list[Ran]:
         """What has come about since the last call. Never blocks. Raises DeviceLost."""
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return []
-        found = []
-        while not self._outcomes.empty():
-            found.append(self._taken(self._outcomes.get()))
-        return found
+        return [self._taken(outcome) for outcome in self._mail.taken()]
 
     def has(self, session: Session) -> bool:
         """Whether a batch of a gateway is under way here."""
@@ -80,7 +72,7 @@ class Aside:
         """Wait until nothing is under way, and give all outcomes. Raises DeviceLost."""
         found = []
         while self._under_way:
-            found.append(self._taken(self._outcomes.get()))
+            found.append(self._taken(self._mail.next()))
         return found
 
     def _taken(self, outcome: Ran | BaseException) -> Ran:
@@ -99,10 +91,9 @@ class Aside:
         """A frame of its own: while the thread waits for the next one, it must hold no version."""
         try:
             job.run.start()
-            self._outcomes.put(Ran(job.session, job.run, job.run.finish(), job.before))
+            self._mail.put(Ran(job.session, job.run, job.run.finish(), job.before))
         except BaseException as error:  # noqa: BLE001 - as on the loop, where it ends the process
-            self._outcomes.put(error)
-        os.eventfd_write(self._wake, 1)
+            self._mail.put(error)
 
     def __repr__(self) -> str:
         return f"<Aside {[run.message.batch for run in self._under_way]}>"

@@ -4,7 +4,6 @@ One job after another, in the order asked for. Versions travel in boxes, lists o
 one empties the box, and no other variable keeps it alive meanwhile.
 """
 
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from shared.pipeline_loader import own_code_failed
 from workers.backends.base import DeviceLost, NotAsDeclared
 from workers.backends.device_memory import DeviceMemory
 from workers.loaded import Key, LoadedVersion
+from workers.mailbox import Mailbox
 from workers.pace import Pace, step_back
 
 Box: TypeAlias = list[LoadedVersion]
@@ -71,8 +71,7 @@ class LoaderThread:
         self._memory = memory
         # Both hold at most a few entries per version: one load is asked for at a time.
         self._jobs: queue.SimpleQueue[Callable[[], Outcome] | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._mail: Mailbox[Outcome] = Mailbox()
         self._closing = False
         self._device_lost: DeviceLost | None = None
         # A daemon: a load that hangs in the user's code must not keep the process from ending.
@@ -81,7 +80,7 @@ class LoaderThread:
 
     def fileno(self) -> int:
         """Becomes readable when `outcomes` has something."""
-        return self._wake
+        return self._mail.fileno()
 
     def estimate(self, key: Key, config: bytes) -> None:
         """Ask what a version will need; Estimated follows."""
@@ -99,14 +98,7 @@ class LoaderThread:
         """What has come about since the last call. Never blocks. Raises DeviceLost."""
         if self._device_lost is not None:
             raise self._device_lost
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return []
-        found = []
-        while not self._outcomes.empty():
-            found.append(self._outcomes.get())
-        return found
+        return self._mail.taken()
 
     def close(self, limit_s: float) -> bool:
         """Stop. False when it is still inside a load after `limit_s` seconds."""
@@ -122,14 +114,14 @@ class LoaderThread:
         step_back()
         while (job := self._jobs.get()) is not None and not self._closing:
             try:
-                self._outcomes.put(job())
+                self._mail.put(job())
             except Exception as error:  # noqa: BLE001 - told to the loop
                 # What a load raises is its outcome. This is the thread's own: without it nothing is ever loaded again,
                 # so the process must end, as it must for a device that can't give memory back.
                 _log.exception("the loader failed")
                 kind = type(error).__name__
                 self._device_lost = self._device_lost or DeviceLost(f"the loader failed ({kind}, see the log)")
-            os.eventfd_write(self._wake, 1)
+                self._mail.ring()
 
     def _load(self, key: Key, config: bytes) -> Finished:
         outcome = self._attempt(key, lambda: [self._loads.load(key, config)])
