@@ -1,5 +1,7 @@
 """The device that torch computes on: finding it, its memory, and what its errors mean. Worker only."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,19 @@ class TorchDevice(Device):
     def is_pinned(self, array: Array) -> bool:  # noqa: ARG002 - a CPU copies nothing
         """Whether the device copies this array by itself."""
         return False
+
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[None]:
+        """Turns what is raised inside into OutOfMemory or DeviceLost where it means that."""
+        try:
+            yield
+        except (OutOfMemory, DeviceLost):
+            raise
+        except Exception as error:
+            meaning = self.judge(error)
+            if meaning is error:
+                raise
+            raise meaning from error
 
     def judge(self, error: Exception) -> Exception:
         """What an exception of a forward pass means: OutOfMemory, DeviceLost, or itself."""

@@ -8,7 +8,7 @@ on the device.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from shared.clock import now_s
 from shared.pipeline import Pipeline
 from shared.tensors import DTYPES, Array
 from workers.backends import footprint
-from workers.backends.base import DeviceLost, Forward, NotAsDeclared, OutOfMemory, Precision, Runner
+from workers.backends.base import Forward, NotAsDeclared, Precision, Runner
 from workers.backends.torch_device import TorchDevice
 from workers.staging import HostStaging, Inputs, Padding
 
@@ -72,18 +72,9 @@ class TorchRunner(Runner):
         arrays = self.in_spec([output.numpy() for output in outputs])
         return Forward(arrays, finite.numpy(), copied_s - started_s, now_s() - copied_s)
 
-    @contextlib.contextmanager
-    def judged(self) -> Iterator[None]:
-        """Turns what is raised inside into OutOfMemory or DeviceLost where it means that."""
-        try:
-            yield
-        except (OutOfMemory, DeviceLost):
-            raise
-        except Exception as error:
-            meaning = self._device.judge(error)
-            if meaning is error:
-                raise
-            raise meaning from error
+    def judged(self) -> contextlib.AbstractContextManager[None]:
+        """See `TorchDevice.judged`."""
+        return self._device.judged()
 
     def forward(self, batch: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
         """Input tensors on the device, in the spec's order → head's outputs, and bool `[rows]`: finite. No waiting."""

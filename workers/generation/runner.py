@@ -11,7 +11,7 @@ from shared.clock import now_s
 from shared.generation import Vocabulary
 from shared.model_messages import GenerationLimits
 from workers.backends import footprint
-from workers.backends.base import DeviceLost, Forward, LoadFailed, OutOfMemory, Precision, Runner
+from workers.backends.base import Forward, LoadFailed, OutOfMemory, Precision, Runner
 from workers.backends.torch_device import TorchDevice
 from workers.generation.capacity import Capacity
 from workers.generation.network import GeneratingNetwork, State
@@ -108,16 +108,8 @@ class GenerationRunner(Runner):
     @contextlib.contextmanager
     def judged(self) -> Iterator[None]:
         """Turns what is raised inside into OutOfMemory or DeviceLost where it means that. No gradients inside."""
-        try:
-            with torch.inference_mode():
-                yield
-        except (OutOfMemory, DeviceLost):
-            raise
-        except Exception as error:
-            meaning = self._device.judge(error)
-            if meaning is error:
-                raise
-            raise meaning from error
+        with self._device.judged(), torch.inference_mode():
+            yield
 
     # ------------------------------------------------------------ the loader's
 
