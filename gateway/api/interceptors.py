@@ -199,22 +199,11 @@ class Edge:
             remaining_s = _remaining_s(context)
             call = Call(context, now_s(), FOREVER_S if remaining_s is None else remaining_s)
             call.request_id = self.make_id()
-            self.outcomes.started()
-            try:
-                await serve(call)
-                context.set_trailing_metadata(call.trailers())
-            except asyncio.CancelledError:
-                self.outcomes.ended(method, call.left_reason())
-                raise
-            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
-                failure = self.foreseen(error, method, call)
-            else:
-                self.outcomes.ended(method, OK)
-                return
-            self.outcomes.ended(method, failure.code.value)
-            refusing = self.refuse(failure, call)
-            del context, call, failure  # as above
-            await refusing
+            failure = await self._failure_of(method, call, lambda: serve(call))
+            if failure is not None:
+                refusing = self.refuse(failure, call)
+                del context, call, failure  # as above
+                await refusing
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -227,26 +216,36 @@ class Edge:
             remaining_s = _remaining_s(context)
             limit_s = self._default_s if remaining_s is None else min(remaining_s, self._most_s)
             call = Call(context, now_s(), limit_s)
-            self.outcomes.started()
-            try:
+
+            async def grow() -> None:
                 self.check_time(call)
                 await serve(self.parse(parse, raw), call)
-                context.set_trailing_metadata(call.trailers())
-            except asyncio.CancelledError:
-                self.outcomes.ended(method, call.left_reason())
-                raise
-            except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
-                failure = self.foreseen(error, method, call)
-            else:
-                self.outcomes.ended(method, OK)
-                return
-            self.outcomes.ended(method, failure.code.value)
-            refusing = self.refuse(failure, call)
-            raw = b""
-            del context, call, failure  # as above
-            await refusing
+
+            failure = await self._failure_of(method, call, grow)
+            if failure is not None:
+                refusing = self.refuse(failure, call)
+                raw = b""
+                del context, call, failure, grow  # as above
+                await refusing
 
         return grpc.unary_stream_rpc_method_handler(handle)
+
+    async def _failure_of(self, method: str, call: Call, serve: Callable[[], Awaitable[None]]) -> HeadraceError | None:
+        """Serve a call that writes its own answers, and count its end; what it is to be refused for, if anything."""
+        self.outcomes.started()
+        try:
+            await serve()
+            call.context.set_trailing_metadata(call.trailers())
+        except asyncio.CancelledError:
+            self.outcomes.ended(method, call.left_reason())
+            raise
+        except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the caller gets a status
+            failure = self.foreseen(error, method, call)
+        else:
+            self.outcomes.ended(method, OK)
+            return None
+        self.outcomes.ended(method, failure.code.value)
+        return failure
 
     def foreseen(self, error: Exception, method: str, call: Call) -> HeadraceError:
         """The error itself when it is one of ours; otherwise INTERNAL with fixed text, the trace only in the log."""
