@@ -507,10 +507,12 @@ def test_the_same_seed_gives_the_same_text_and_another_one_another() -> None:
     desk.step(5)
     later = desk.ask([1, 2, 3], seed=7, **options)
     other = desk.ask([1, 2, 3], seed=8, **options)
-    unseeded = [desk.ask([1, 2, 3], **options) for _ in range(2)]
+    unseeded = [desk.ask([1, 2, 3], **options) for _ in range(12)]
     desk.finish()
     assert {outcome.text for outcome in (*same, later)} == {same[0].text}
-    assert len({same[0].text, other.text, *(outcome.text for outcome in unseeded)}) == 4
+    assert other.text != same[0].text
+    # A text may end with its first tokens, so that two of them are the same by chance; not most of twelve.
+    assert len({outcome.text for outcome in unseeded}) > 6
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4, "top_k": 5}, {"beams": 3}])
